@@ -10,7 +10,7 @@ from tracekern import _C
 
 _ENTRY = re.compile(
     r"void tracekern::entry<tracekern::(?P<body>\w+?)(?:<(?P<choices>.*)>)?, "
-    r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d)> ?>"
+    r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d), \d+u> ?>"
 )
 _FORMATS = ("span", "ring", "cycles")
 _MESSAGES = {"true": "fp8", "false": "bf16"}

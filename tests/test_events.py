@@ -80,7 +80,7 @@ def test_a_table_may_use_every_bit(tmp_path: Path, changes: dict[str, str]):
 
 
 @pytest.mark.parametrize("recorder", ["Recorder<true>", "Recorder<false>"])
-@pytest.mark.parametrize("end", ["TK_END();", "TK_END_IF(true);", "TK_END(1, 2);"])
+@pytest.mark.parametrize("end", ["TK_END();", "TK_END_IF(true);", "TK_END(1, 2);", "TK_END_AFTER(1);"])
 def test_an_end_without_its_fields_does_not_compile(tmp_path: Path, recorder: str, end: str):
     body = f"TK_WAIT(recorder, MyEvent::wait_row, 1, 2); {end}"
     source = SOURCE.format(**GOOD) + f"using namespace tracekern; void kernel({recorder}& recorder) {{{{ {body} }}}}"
@@ -91,6 +91,30 @@ def test_an_end_without_its_fields_does_not_compile(tmp_path: Path, recorder: st
     right = (tmp_path / "kernel.cpp").read_text().replace(end, "TK_END(1);")
     (tmp_path / "kernel.cpp").write_text(right)
     subprocess.run([*COMMAND, "-fsyntax-only", tmp_path / "kernel.cpp"], check=True)
+
+
+ONE_EACH = "one value for each field at the event's begin"
+IF_WITHIN = "TK_WAIT(recorder, MyEvent::wait_row, 1, 2);\n{ if (x) TK_WAIT_IF(recorder, x, MyEvent::wait_row, 1, 2); }"
+
+
+@pytest.mark.parametrize(
+    ("recorder", "body", "wanted"),
+    [
+        ("Recorder<true>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
+        ("Recorder<false>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
+        ("Recorder<false>", "TK_WAIT_IF(recorder, x, MyEvent::wait_row, 1); TK_END(1);", ONE_EACH),
+        ("Recorder<false>", "TK_SEQUENCE(recorder); TK_NEXT(MyEvent::wait_row);", ONE_EACH),
+        ("Recorder<true>", "if (x) TK_WAIT(recorder, MyEvent::wait_row, 1, 2);", "tk_span_needs_braces"),
+        ("Recorder<false>", IF_WITHIN, "tk_span_needs_braces"),
+    ],
+)
+def test_a_span_that_would_mean_nothing_does_not_compile(tmp_path: Path, recorder: str, body: str, wanted: str):
+    source = SOURCE.format(**GOOD)
+    source += f"using namespace tracekern; void kernel({recorder}& recorder, bool x) {{\n{body}\n}}\n"
+    (tmp_path / "kernel.cpp").write_text(source)
+    result = subprocess.run([*COMMAND, "-fsyntax-only", tmp_path / "kernel.cpp"], capture_output=True, text=True)
+    assert result.returncode != 0
+    assert wanted in result.stderr
 
 
 def test_two_extensions_may_name_their_tables_alike(tmp_path: Path):
@@ -168,7 +192,7 @@ def test_a_standard_that_is_too_old_is_named(tmp_path: Path):
         ("TK_WAIT(recorder, MyEvent::copy_row, 1);", "TK_WAIT is for events of class wait"),
         ("TK_SIGNAL(recorder, MyEvent::wait_row);", "TK_SIGNAL for those of class signal"),
         # One statement, as it looks: it was two, and the span was there whatever the block.
-        ("if (warp.block) TK_WAIT(recorder, MyEvent::wait_row);\n        TK_END();", "tk_span"),
+        ("if (warp.block) TK_WAIT(recorder, MyEvent::wait_row);\n        TK_END();", "tk_span_needs_braces"),
     ],
 )
 def test_a_span_that_is_not_what_it_looks_like_does_not_compile(tmp_path: Path, compiler, instead, wanted):

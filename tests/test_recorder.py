@@ -17,7 +17,7 @@ HEADER_BYTES = 64
 RECORD_BYTES = 16
 EMPTY, MARK, SPAN = 0, 3, 4
 OPEN = -1
-PLAIN, FITS, STRADDLES, WAIT_FULL, SIGNAL_SOME, NOTE, STEP = range(7)
+PLAIN, FITS, STRADDLES, WAIT_FULL, SIGNAL_SOME, NOTE, STEP, WAIT_BLOCK = range(8)
 BOUNDARY = 7 << 32
 
 
@@ -120,6 +120,39 @@ def test_a_sequence_ends_and_begins_at_one_tick():
     for track in record("all", 64):
         _, _, _, _, plain, step, _, fits, _ = track.records
         assert (plain[3], step[3]) == (step[2], fits[2])
+
+
+RING = [
+    (event, payload)
+    for slot in range(3)
+    for event, payload in ((WAIT_FULL, slot | slot + 5 << 23), (FITS, slot), (SIGNAL_SOME, slot | slot << 23 | 1 << 54))
+]
+
+
+def test_waits_of_a_sequence_end_with_fields_where_the_next_span_begins():
+    for track in record("ring", 64):
+        assert [(event, payload) for _, event, _, _, payload in track.records] == RING
+        begins, ends = zip(*((begin, end) for _, _, begin, end, _ in track.records), strict=True)
+        assert ends[:-1] == begins[1:]
+        assert_nested(track)
+
+
+def test_the_same_in_cycles():
+    # Two records a span: ticks, payload and event.
+    command = [program("recorder", "-O1"), "ring", "64", "cycles=1"]
+    raw = subprocess.run(command, capture_output=True, check=True).stdout[HEADER_BYTES * (NUM_TRACKS + 1) :]
+    records = list(struct.iter_unpack("<QII", raw[: 2 * len(RING) * RECORD_BYTES]))
+    ticks, payloads = ([record[0] for record in records], [high << 23 | word >> 9 for _, high, word in records])
+    assert ticks[1:-1:2] == ticks[2::2]
+    assert payloads == [value for slot in range(3) for value in (slot, slot + 5, slot, 0, slot | slot << 23, 1)]
+
+
+def test_a_wait_that_is_not_needed_leaves_nothing():
+    for index, track in enumerate(record("needed", 64)):
+        barrier = [(SPAN, WAIT_BLOCK, 0)] if index % NUM_WARPS == 0 else []
+        asked = (MARK, NOTE, 4)  # each condition was evaluated once
+        assert track.what() == [(SPAN, WAIT_FULL, 1 | 1 << 23), (SPAN, WAIT_FULL, 3), *barrier, asked]
+        assert [end for _, _, _, end, _ in track.records].index(OPEN) == 1
 
 
 @pytest.mark.parametrize("scenario", ["all", "many"])
@@ -273,4 +306,5 @@ def test_the_table_describes_itself():
         "channel": "data data a",
         "begin_fields": "a:23",
         "end_fields": "c:32",
+        "level": "1",
     }

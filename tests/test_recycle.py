@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
-from tests.kernels import memory
+from tests.kernels import descriptor_of, memory
 from tracekern.comm.device import HostDevice, HostMemory, HostStreams
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
@@ -195,7 +195,7 @@ class Flight:
             address = self.launches.take(Kernel(name, 1, WARPS, stream, TABLE, ()), 0, ahead)
             pool = self.pools[name, stream]
             if address:
-                descriptor = memory(address, fmt.LAUNCH_DESCRIPTOR).copy()[0]
+                descriptor = descriptor_of(address).copy()
                 work = Work(name, self.sequence[name], descriptor, address, plan, hangs)
                 held = self.holder.get(address)
                 assert held is None or held.is_through, "a region was handed out whose launch may still run"

@@ -538,4 +538,8 @@ TK_DEVICE Warp current_warp() {
             blockDim.x * blockDim.y * blockDim.z};
 }
 
+namespace api {
+using tracekern::current_warp;  // see tracekern.h
+}
+
 }  // namespace tracekern

@@ -13,6 +13,9 @@
 // other rank. A field of that name may stand at both sides, as what was expected and what came. A channel is "name kind
 // key-fields": a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one
 // signal), `credit` (a value of at least what was wanted), `barrier` (all signals of the key).
+//
+// A seventh value is the level of detail, 1 where it is missing: a body of the kernel whose recorder has a lower one is
+// compiled without the event (trace/trace_choice.h).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +36,9 @@ struct EventInfo {
     const char* channel;
     const char* begin_fields;
     const char* end_fields;
+    uint32_t level = 1;
 };
+constexpr uint32_t kMaxLevel = 3;
 
 // Number of fields in "peer:10 slot:22".
 TK_HOST_DEVICE constexpr int count_fields(const char* fields) {
@@ -74,7 +79,7 @@ TK_HOST_DEVICE constexpr FieldWidths<kCount> field_widths(const char* fields) {
 
 // The next word of `text`, taken off it; "" at its end.
 constexpr std::string_view take_word(std::string_view& text) {
-    while (text.starts_with(' ')) text.remove_prefix(1);
+    while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
     const std::string_view word = text.substr(0, text.find(' '));
     text.remove_prefix(word.size());
     return word;
@@ -105,7 +110,7 @@ constexpr bool has_field(std::string_view fields, std::string_view name) {
 // Whether `word` is "initial=" and a number.
 constexpr bool is_initial(std::string_view word) {
     constexpr std::string_view kName = "initial=";
-    if (!word.starts_with(kName) || word.size() == kName.size()) return false;
+    if (word.substr(0, kName.size()) != kName || word.size() == kName.size()) return false;
     return word.find_first_not_of("0123456789", kName.size()) == std::string_view::npos;
 }
 
@@ -121,6 +126,10 @@ constexpr bool is_channel(std::string_view channel, std::string_view begin_field
         if (!has_field(begin_fields, key) && !has_field(end_fields, key)) return false;
     }
     return true;
+}
+
+constexpr bool is_level(uint32_t level = 1) {
+    return level >= 1 && level <= kMaxLevel;
 }
 
 // The table of an event enum; TK_DEFINE_EVENTS declares the function beside it, in whatever namespace that is.
@@ -146,19 +155,24 @@ std::string describe_events() {
         json += "{\"name\":\"" + std::string(event.name) + "\",\"class\":\"" +
                 kClassNames[static_cast<int>(event.event_class)] + "\",\"ends_at\":\"" +
                 kEndsAtNames[static_cast<int>(event.ends_at)] + "\",\"channel\":\"" + event.channel +
-                "\",\"begin_fields\":\"" + event.begin_fields + "\",\"end_fields\":\"" + event.end_fields + "\"}";
+                "\",\"begin_fields\":\"" + event.begin_fields + "\",\"end_fields\":\"" + event.end_fields +
+                "\",\"level\":\"" + std::to_string(event.level) + "\"}";
     }
     return json + "]}";
 }
 
 }  // namespace tracekern
 
-#define TK_EVENT_ENUMERATOR(name, event_class, ends_at, channel, begin_fields, end_fields) name,
-#define TK_EVENT_ENTRY(name, event_class, ends_at, channel, begin_fields, end_fields) \
-    ::tracekern::EventInfo{                                                           \
-        #name, ::tracekern::EventClass::event_class, ::tracekern::EndsAt::ends_at, channel, begin_fields, end_fields},
+#define TK_EVENT_ENUMERATOR(name, event_class, ends_at, channel, begin_fields, end_fields, ...) name,
+#define TK_EVENT_ENTRY(name, event_class, ends_at, channel, begin_fields, end_fields, ...) \
+    ::tracekern::EventInfo{#name,                                                          \
+                           ::tracekern::EventClass::event_class,                           \
+                           ::tracekern::EndsAt::ends_at,                                   \
+                           channel,                                                        \
+                           begin_fields,                                                   \
+                           end_fields __VA_OPT__(, ) __VA_ARGS__},
 // A capture whose table cannot be read is lost: mistakes are found here.
-#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields)                              \
+#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields, ...)                         \
     static_assert(::tracekern::are_fields(begin_fields) && ::tracekern::are_fields(end_fields),                    \
                   "the fields of " #name ": wanted \"name:bits name:bits ...\", of 1 to 55 bits");                 \
     static_assert(::tracekern::is_channel(channel, begin_fields, end_fields),                                      \
@@ -170,7 +184,8 @@ std::string describe_events() {
     static_assert(                                                                                                 \
         ::tracekern::EventClass::event_class == ::tracekern::EventClass::work ||                                   \
             ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits - ::tracekern::kPayloadLowBits, \
-        "the end fields of " #name ", which is stored when it opens: wanted at most 32 bits");
+        "the end fields of " #name ", which is stored when it opens: wanted at most 32 bits");                     \
+    static_assert(::tracekern::is_level(__VA_ARGS__), "the level of " #name ": wanted 1, 2 or 3");
 
 // Use at namespace scope. Each file has a table of its own: files of one program, and extensions of one process, may
 // give theirs the same name, and a linker that took them for one would name the events of both by the first. nvcc warns

@@ -43,10 +43,12 @@ struct OpenPair {
     bool is_stored = false;
 };
 
-template <RecordFormat kFormat>
-class Recorder<true, kFormat> {
+template <RecordFormat kPairFormat, uint32_t kMostLevel>
+class Recorder<true, kPairFormat, kMostLevel> {
 public:
     static constexpr bool kTraced = true;
+    static constexpr RecordFormat kFormat = kPairFormat;
+    static constexpr uint32_t kLevel = kMostLevel;
     using Open = OpenPair;
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
     static constexpr bool kIsCycles = kFormat == RecordFormat::cycles;
@@ -85,20 +87,23 @@ public:
     template <auto kEvent, class... Values>
     TK_DEVICE Open begin(Values... values) {
         const Open open{static_cast<uint32_t>(kEvent), reserve(kEvent, kSpanRoom)};
-        write(open.is_stored, RecordKind::begin, open.event, stamp(), detail::pack_fields<kEvent, false>(values...));
+        write(open.is_stored, RecordKind::begin, open.event, now(), detail::pack_fields<kEvent, false>(values...));
         return open;
     }
 
+    // Both return the ticks of the end.
     template <auto kEvent, class... Values>
-    TK_DEVICE void end(const Open& open, Values... values) {
+    TK_DEVICE uint64_t end(const Open& open, Values... values) {
         const uint64_t payload = detail::pack_fields<kEvent, true>(values...);
-        const uint64_t ticks = sizeof...(Values) == 0 ? stamp() : stamp_after(payload);
+        const uint64_t ticks = sizeof...(Values) == 0 ? now() : now_after(payload);
         write(open.is_stored, RecordKind::end, open.event, ticks, payload);
+        return ticks;
     }
-    template <auto kEvent>
-    TK_DEVICE void end_after(const Open& open, uint64_t value) {
-        const uint64_t ticks = stamp_after(value);
-        write(open.is_stored, RecordKind::end, open.event, ticks, 0);
+    template <auto kEvent, class... Values>
+    TK_DEVICE uint64_t end_after(const Open& open, uint64_t value, Values... values) {
+        const uint64_t ticks = now_after(value);
+        write(open.is_stored, RecordKind::end, open.event, ticks, detail::pack_fields<kEvent, true>(values...));
+        return ticks;
     }
     template <class AnyWarp>
     TK_DEVICE uint32_t block_sync(AnyWarp& warp) {
@@ -132,30 +137,30 @@ public:
     TK_DEVICE void mark(Values... values) {
         const bool has_room = reserve(kEvent, 1);
         const uint32_t event = static_cast<uint32_t>(kEvent);
-        write(has_room, RecordKind::mark, event, stamp(), detail::pack_fields<kEvent, false>(values...));
+        write(has_room, RecordKind::mark, event, now(), detail::pack_fields<kEvent, false>(values...));
     }
 
-    // For Sequence: ends `before` if it is open and begins kEvent at the same tick.
+    // For Sequence, which begins a span at the ticks that end the one before.
+    TK_DEVICE uint64_t now() const {
+        if constexpr (kIsCycles) return read_cycles() - start_.cycles;
+        return read_clock();
+    }
     template <auto kEvent, class... Values>
-    TK_DEVICE Open next(const Open& before, Values... values) {
-        const uint64_t ticks = stamp();
-        write(before.is_stored, RecordKind::end, before.event, ticks, 0);
+    TK_DEVICE Open begin_at(uint64_t ticks, Values... values) {
         const Open open{static_cast<uint32_t>(kEvent), reserve(kEvent, kSpanRoom)};
         write(open.is_stored, RecordKind::begin, open.event, ticks, detail::pack_fields<kEvent, false>(values...));
         return open;
     }
-    TK_DEVICE void end_sequence(const Open& open) { write(open.is_stored, RecordKind::end, open.event, stamp(), 0); }
+    TK_DEVICE void end_at(const Open& open, uint64_t ticks) {
+        write(open.is_stored, RecordKind::end, open.event, ticks, 0);
+    }
 
 private:
     static constexpr uint32_t kSpanRoom = 2;  // its begin and its end
     static constexpr uint32_t kStartedAs = kIsRing ? kStartedRing : kStartedCycles;
 
-    // The time of a record; stamp_after: not before `value` is there.
-    TK_DEVICE uint64_t stamp() const {
-        if constexpr (kIsCycles) return read_cycles() - start_.cycles;
-        return read_clock();
-    }
-    TK_DEVICE uint64_t stamp_after(uint64_t value) const {
+    // Not before `value` is there.
+    TK_DEVICE uint64_t now_after(uint64_t value) const {
         if constexpr (kIsCycles) return read_cycles_after(value) - start_.cycles;
         return read_clock_after(value);
     }

@@ -18,10 +18,12 @@ struct OpenSpan {
     bool has_room = false;
 };
 
-template <>
-class Recorder<true, RecordFormat::span> {
+template <uint32_t kMostLevel>
+class Recorder<true, RecordFormat::span, kMostLevel> {
 public:
     static constexpr bool kTraced = true;
+    static constexpr RecordFormat kFormat = RecordFormat::span;
+    static constexpr uint32_t kLevel = kMostLevel;
     using Open = OpenSpan;
     struct Args {
         using Rec = Recorder;
@@ -48,26 +50,19 @@ public:
 
     template <auto kEvent, class... Values>
     TK_DEVICE Open begin(Values... values) {
-        Open open = take<kEvent>(RecordKind::span, detail::pack_fields<kEvent, false>(values...));
-        open.begin = low_units(read_clock());
-        if constexpr (is_stored_first<kEvent>) store(open, open.begin - 1);
-        return open;
+        const Open open = take<kEvent>(RecordKind::span, detail::pack_fields<kEvent, false>(values...));
+        return open_at<kEvent>(open, read_clock());
     }
 
+    // Both return the ticks of the end.
     template <auto kEvent, class... Values>
-    TK_DEVICE void end(Open open, Values... values) {
-        constexpr uint32_t kShift = kPayloadBits - total_field_bits(event_info<kEvent>.end_fields);
+    TK_DEVICE uint64_t end(const Open& open, Values... values) {
         const uint64_t payload = detail::pack_fields<kEvent, true>(values...);
-        const uint64_t ticks = sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload);
-        if constexpr (sizeof...(Values) != 0) {
-            open.payload_high |= static_cast<uint32_t>(payload << kShift >> kPayloadLowBits);
-            open.word |= (static_cast<uint32_t>(payload << kShift) & kPayloadLowMask) << (kKindBits + kEventBits);
-        }
-        finish<kEvent>(open, low_units(ticks));
+        return finish<kEvent>(open, sizeof...(Values) == 0 ? read_clock() : read_clock_after(payload), payload);
     }
-    template <auto kEvent>
-    TK_DEVICE void end_after(const Open& open, uint64_t value) {
-        finish<kEvent>(open, low_units(read_clock_after(value)));
+    template <auto kEvent, class... Values>
+    TK_DEVICE uint64_t end_after(const Open& open, uint64_t value, Values... values) {
+        return finish<kEvent>(open, read_clock_after(value), detail::pack_fields<kEvent, true>(values...));
     }
     // A block barrier whose result is there when the last warp has arrived, so that a clock read can wait for it.
     template <class AnyWarp>
@@ -102,18 +97,14 @@ public:
         store(open, open.begin);
     }
 
-    // For Sequence: ends `before` and begins kEvent at the same tick. Which class `before` has is not known here; it is
-    // stored whole, whether it has been stored when it began or not.
+    // For Sequence, which begins a span at the ticks that end the one before. Which class that one has is not known
+    // here; it is stored whole, whether it has been stored when it began or not.
+    TK_DEVICE uint64_t now() const { return read_clock(); }
     template <auto kEvent, class... Values>
-    TK_DEVICE Open next(const Open& before, Values... values) {
-        const uint32_t now = low_units(read_clock());
-        store(before, now);
-        Open open = take<kEvent>(RecordKind::span, detail::pack_fields<kEvent, false>(values...));
-        open.begin = now;
-        if constexpr (is_stored_first<kEvent>) store(open, now - 1);
-        return open;
+    TK_DEVICE Open begin_at(uint64_t ticks, Values... values) {
+        return open_at<kEvent>(take<kEvent>(RecordKind::span, detail::pack_fields<kEvent, false>(values...)), ticks);
     }
-    TK_DEVICE void end_sequence(const Open& open) { store(open, low_units(read_clock())); }
+    TK_DEVICE void end_at(const Open& open, uint64_t ticks) { store(open, low_units(ticks)); }
 
 private:
     template <auto kEvent>
@@ -139,13 +130,26 @@ private:
         put_if<kOffset>(open.has_room, open.stop, SpanRecord{end, open.payload_high, open.begin, open.word});
     }
     template <auto kEvent>
-    TK_DEVICE static void finish(const Open& open, uint32_t end) {
+    TK_DEVICE static Open open_at(Open open, uint64_t ticks) {
+        open.begin = low_units(ticks);
+        if constexpr (is_stored_first<kEvent>) store(open, open.begin - 1);
+        return open;
+    }
+    template <auto kEvent>
+    TK_DEVICE static uint64_t finish(Open open, uint64_t ticks, uint64_t payload) {
+        constexpr uint32_t kEndBits = total_field_bits(event_info<kEvent>.end_fields);
+        if constexpr (kEndBits != 0) {
+            payload <<= kPayloadBits - kEndBits;
+            open.payload_high |= static_cast<uint32_t>(payload >> kPayloadLowBits);
+            open.word |= (static_cast<uint32_t>(payload) & kPayloadLowMask) << (kKindBits + kEventBits);
+        }
         if constexpr (is_stored_first<kEvent>) {
             constexpr int kOffset = -static_cast<int>(sizeof(SpanRecord));
-            put_if<kOffset>(open.has_room, open.stop, Vector8{end, open.payload_high});
+            put_if<kOffset>(open.has_room, open.stop, Vector8{low_units(ticks), open.payload_high});
         } else {
-            store(open, end);
+            store(open, low_units(ticks));
         }
+        return ticks;
     }
 
     // Few instructions and no branch: all warps of a kernel begin with them, one after the other on their scheduler.

@@ -1,16 +1,21 @@
 // Which body of a kernel a launch runs: untraced, or with the recorder of one record format.
 //
 //   with_recorder(descriptor, [&](auto trace) { my_kernel<<<grid, threads>>>(args, trace); });
+//
+// Each recorder is a body that is compiled. with_recorder<Recorder<true>, Recorder<true, RecordFormat::span, 1>>(...)
+// has these two and the untraced one; without a list there is one for each format.
 #pragma once
 
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 
 #include "trace/recorder.h"
 
 namespace tracekern {
 
 // What capture.launch() says of a launch, in one number: the address of its LaunchDescriptor, in the lowest bits the
-// format of its records; 0: the launch is not recorded.
+// format of its records and the level of the events that it selects; 0: the launch is not recorded.
 class TraceChoice {
 public:
     TraceChoice(uint64_t descriptor = 0) : bits_(descriptor) {}  // NOLINT: the number is the choice
@@ -19,13 +24,17 @@ public:
 
     bool is_traced() const { return bits_ != 0; }
     RecordFormat format() const { return static_cast<RecordFormat>(bits_ & kFormatBits); }
+    // Of the events that are selected none has a higher one; 0: not known.
+    uint32_t level() const { return static_cast<uint32_t>((bits_ & kLevelBits) >> kLevelShift); }
     const LaunchDescriptor& descriptor() const {
-        return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~kFormatBits);
+        return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~(kFormatBits | kLevelBits));
     }
 
 private:
     static constexpr uint64_t kFormatBits = 3;
-    static_assert(alignof(LaunchDescriptor) > kFormatBits);
+    static constexpr uint32_t kLevelShift = 2;
+    static constexpr uint64_t kLevelBits = uint64_t{kMaxLevel} << kLevelShift;
+    static_assert(alignof(LaunchDescriptor) > (kFormatBits | kLevelBits));
 
     uint64_t bits_;
 };
@@ -37,40 +46,91 @@ inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span};
 inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span, RecordFormat::ring, RecordFormat::cycles};
 #endif
 
+namespace detail {
+
+template <class... Recs>
+struct Bodies {};
+
+#ifdef TK_SAMPLE
+using EveryBody = Bodies<Recorder<true>>;
+#else
+using EveryBody = Bodies<Recorder<true>, Recorder<true, RecordFormat::ring>, Recorder<true, RecordFormat::cycles>>;
+#endif
+
+// What with_recorder<Recs...>() picks from.
+template <class... Recs>
+using BodiesOf = std::conditional_t<sizeof...(Recs) == 0, EveryBody, Bodies<Recs...>>;
+
+// Of the bodies with this format the one with the fewest events that has all of this level; else the one that has most.
+template <class... Recs>
+int pick_body(RecordFormat format, uint32_t level) {
+    const RecordFormat formats[] = {Recs::kFormat...};
+    const uint32_t levels[] = {Recs::kLevel...};
+    const auto is_better = [&](uint32_t is, uint32_t than) {
+        return than < level ? is > than : is >= level && is < than;
+    };
+    int best = -1;
+    for (int i = 0; i < static_cast<int>(sizeof...(Recs)); ++i) {
+        if (formats[i] == format && (best < 0 || is_better(levels[i], levels[best]))) best = i;
+    }
+    return best;
+}
+
+template <class F, class... Recs>
+void for_each_body(Bodies<Recs...>, F& f) {
+    (f(typename Recs::Args{}), ...);
+}
+
+// Calls f(Rec::Args{}) with the recorder type of a body.
+template <class F, class... Recs>
+void with_body(Bodies<Recs...>, bool is_traced, RecordFormat format, uint32_t level, F&& f) {
+    if (!is_traced) return f(Recorder<false>::Args{});
+    const int picked = pick_body<Recs...>(format, level == 0 ? kMaxLevel : level);
+    if (picked < 0) {
+        const std::string name = kRecordFormatNames[static_cast<uint32_t>(format) % 3];
+        throw std::invalid_argument("the kernel has no body for records of format " + name +
+                                    "; add Recorder<true, "
+                                    "tracekern::RecordFormat::" +
+                                    name +
+                                    "> to the list of with_recorder<...>(), or "
+                                    "capture without clock=\"cycles\" and keep=\"last\"");
+    }
+    int index = 0;
+    ((index++ == picked ? f(typename Recs::Args{}) : void()), ...);
+}
+
+}  // namespace detail
+
 // Calls f.operator()<Rec>() with the recorder type of a body.
 template <class F>
 void with_recorder_type(bool is_traced, RecordFormat format, F f) {
-    if (!is_traced) return f.template operator()<Recorder<false>>();
-    if (format == RecordFormat::span) return f.template operator()<Recorder<true, RecordFormat::span>>();
-#ifndef TK_SAMPLE
-    if (format == RecordFormat::ring) return f.template operator()<Recorder<true, RecordFormat::ring>>();
-    if (format == RecordFormat::cycles) return f.template operator()<Recorder<true, RecordFormat::cycles>>();
-#endif
-    throw std::invalid_argument("no capture asks for this record format");
+    detail::with_body(detail::EveryBody{}, is_traced, format, kMaxLevel, [&](auto args) {
+        f.template operator()<typename decltype(args)::Rec>();
+    });
 }
 
 // Calls f(trace), or f.operator()<Rec>(trace), with what the kernel gets: a Rec::Args of the recorder type that the
 // launch asks for.
-template <class F>
+template <class... Recs, class F>
 void with_recorder(TraceChoice launch, F f) {
-    with_recorder_type(launch.is_traced(), launch.format(), [&]<class Rec>() {
-        typename Rec::Args trace{};
-        if constexpr (Rec::kTraced) trace.launch = launch.descriptor();
-        if constexpr (requires { f(trace); }) {
-            f(trace);
-        } else {
-            f.template operator()<Rec>(trace);
-        }
-    });
+    detail::with_body(
+        detail::BodiesOf<Recs...>{}, launch.is_traced(), launch.format(), launch.level(), [&](auto trace) {
+            using Args = decltype(trace);
+            if constexpr (Args::Rec::kTraced) trace.launch = launch.descriptor();
+            if constexpr (std::is_invocable_v<F&, Args>) {
+                f(trace);
+            } else {
+                f.template operator()<typename Args::Rec>(trace);
+            }
+        });
 }
 
-// Calls f(trace) with a Rec::Args of each recorder type that with_recorder() may choose, so that all bodies of a kernel
-// can be loaded before one of them runs.
-template <class F>
+// Calls f(trace) with a Rec::Args of each recorder type that with_recorder<Recs...>() may choose, so that all bodies of
+// a kernel can be loaded before one of them runs.
+template <class... Recs, class F>
 void for_each_recorder(F f) {
-    const auto call = [&]<class Rec>() { f(typename Rec::Args{}); };
-    with_recorder_type(false, RecordFormat::span, call);
-    for (const RecordFormat format : kCaptureFormats) with_recorder_type(true, format, call);
+    f(Recorder<false>::Args{});
+    detail::for_each_body(detail::BodiesOf<Recs...>{}, f);
 }
 
 }  // namespace tracekern

@@ -8,15 +8,25 @@
 
 namespace tracekern {
 
-template <bool kTrace, RecordFormat kFormat = RecordFormat::span>
+// kLevel: of the events that it records, those of higher levels are not there.
+template <bool kTrace, RecordFormat kFormat = RecordFormat::span, uint32_t kLevel = kMaxLevel>
 class Recorder;
 
 namespace detail {
+
+// Without any value all fields at the begin read 0; those of a channel would join it to what it has nothing to do with.
+template <auto kEvent, class... Values>
+TK_DEVICE constexpr void check_begin_fields() {
+    static_assert(sizeof...(Values) == count_fields(event_info<kEvent>.begin_fields) ||
+                      (sizeof...(Values) == 0 && *event_info<kEvent>.channel == '\0'),
+                  "one value for each field at the event's begin, or none where the event has no channel");
+}
 
 // Packs values into the fields of a table entry, first field lowest; a value wider than its field loses its high bits.
 template <auto kEvent, bool kEnd, class... Values>
 TK_DEVICE uint64_t pack_fields(Values... values) {
     constexpr const char* kFields = kEnd ? event_info<kEvent>.end_fields : event_info<kEvent>.begin_fields;
+    if constexpr (!kEnd) check_begin_fields<kEvent, Values...>();
     static_assert(sizeof...(Values) == 0 || sizeof...(Values) == count_fields(kFields),
                   "one value for each field of the event's table entry");
     if constexpr (sizeof...(Values) == 0) {

@@ -7,7 +7,7 @@
 
 #include "square.h"
 
-using namespace tracekern;
+using namespace tracekern::api;
 
 // name, class, ends at, channel, fields at begin, fields at end
 #define SQUARE_EVENTS(EVENT)                         \

@@ -10,6 +10,7 @@
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 //   left   work and a wait that never end           marks  N marks in the first track
+//   ring   a sequence whose waits and signals have ends of their own    needed  waits, of which half are needed
 #include <sys/mman.h>
 
 #include <cstdio>
@@ -28,7 +29,8 @@
     EVENT(wait_full, wait, completion, "data data a", "a:23", "c:32")         \
     EVENT(signal_some, signal, completion, "data data a", "a:23 b:31", "c:1") \
     EVENT(note, work, completion, "", "n:30", "")                             \
-    EVENT(step, work, completion, "", "n:55", "")
+    EVENT(step, work, completion, "", "n:55", "")                             \
+    EVENT(wait_block, wait, completion, "", "", "")
 TK_DEFINE_EVENTS(TestEvent, TK_TEST_EVENTS)
 
 using namespace tracekern;
@@ -127,6 +129,44 @@ void leave_open(Rec& recorder) {
     TK_END_IF(false);
 }
 
+// Until the clock has gone on, so that two readings of it differ.
+void let_time_pass() {
+    for (const uint64_t start = read_clock(); read_clock() == start;) {
+    }
+}
+
+template <class Rec>
+void record_ring(Rec& recorder) {
+    TK_SEQUENCE(recorder);
+    for (uint32_t slot = 0; slot < 3; ++slot) {
+        let_time_pass();
+        {
+            TK_WAIT(tk_sequence, TestEvent::wait_full, slot);
+            let_time_pass();
+            TK_END_AFTER(slot, slot + 5);
+        }
+        let_time_pass();
+        TK_NEXT(TestEvent::fits, slot);
+        let_time_pass();
+        {
+            TK_SIGNAL(tk_sequence, TestEvent::signal_some, slot, slot);
+            TK_END(1);
+        }
+    }
+}
+
+template <class Rec>
+void record_what_is_needed(Rec& recorder, Warp& warp) {
+    uint32_t asked = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+        TK_WAIT_IF(recorder, ++asked % 2 == 0, TestEvent::wait_full, i);
+        TK_END_IF(i != 3, i);
+    }
+    TK_WAIT_IF(recorder, warp.warp == 0, TestEvent::wait_block);
+    TK_END_AFTER_BARRIER(warp);
+    TK_MARK(recorder, TestEvent::note, asked);
+}
+
 template <class Rec>
 void hang(Rec& recorder, const Buffers& buffers) {
     TK_RANGE(recorder, TestEvent::fits, 9);
@@ -157,6 +197,8 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
             if (scenario == "many") record_many(recorder);
             if (scenario == "cross") record_across_the_boundary(recorder);
             if (scenario == "left") leave_open(recorder);
+            if (scenario == "ring") record_ring(recorder);
+            if (scenario == "needed") record_what_is_needed(recorder, warp);
             if (scenario == "hang") hang(recorder, buffers);
             const uint64_t count = scenario == "marks" && warp.block + warp.warp == 0 ? body.count : 0;
             for (uint64_t i = 0; i < count; ++i) TK_MARK(recorder, TestEvent::note, i);

@@ -28,6 +28,7 @@ from tracekern.timeline.model import (
     TrackKind,
     unpack_field,
 )
+from tracekern.timeline.roles import roles_of
 
 _RECEIVES = "receive_"
 
@@ -215,15 +216,15 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
     own_ns = own_times(timeline)
     cells = _Cells.of_tracks(timeline, events, own_ns)
     block = np.array([track.block for track in timeline.tracks] or [0], np.int64)
-    roles = sorted({track.role for track in timeline.tracks})
-    role = np.array([roles.index(track.role) for track in timeline.tracks] or [0], np.int64)
+    role, roles = roles_of(timeline, timeline.spans)
+    in_roles = _Cells.of_roles(events, own_ns, role)
     experts = _expert_loads(timeline, events, own_ns)
     return Balance(
         ranks=_with_idle_ranks(timeline, cells.loads(np.zeros_like(cells.place), [""])),
         blocks=cells.loads(block[cells.place]),
         experts=experts,
         num_experts=_num_experts(timeline, settings, experts),
-        roles=cells.loads(role[cells.place], roles),
+        roles=in_roles.loads(in_roles.place, roles),
         links=_links(timeline, events, _token_bytes(settings), link_limit),
         overlaps=_overlaps(timeline, events),
     )
@@ -254,12 +255,22 @@ class _Cells:
 
     @classmethod
     def of_experts(cls, timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> _Cells:
+        chosen = [event for event in events if event.is_work and event.has("expert")]
+        return cls._of_keys(chosen, [event.field(timeline, "expert") for event in chosen], own_ns)
+
+    @classmethod
+    def of_roles(cls, events: Sequence[EventRows], own_ns: Int64, role: Int32) -> _Cells:
+        """role: [num_spans] of the timeline."""
+        return cls._of_keys(events, [role[event.row] for event in events], own_ns)
+
+    @classmethod
+    def _of_keys(cls, events: Sequence[EventRows], keys: Sequence[Int64 | Int32], own_ns: Int64) -> _Cells:
+        """keys: [n] the place of each span of an event."""
         parts = []
-        for event in events:
-            if event.is_work and event.has("expert"):
-                groups = group_rows(len(event.row), event.rank, event.field(timeline, "expert"))
-                rank, expert = groups.columns
-                parts.append(cls._of(event, rank, expert, groups.count(), groups.sum(own_ns[event.row])))
+        for event, key in zip(events, keys, strict=True):
+            groups = group_rows(len(event.row), event.rank, key)
+            rank, place = groups.columns
+            parts.append(cls._of(event, rank, place, groups.count(), groups.sum(own_ns[event.row])))
         return cls(*join_columns(parts, len(dataclasses.fields(cls))))
 
     @staticmethod

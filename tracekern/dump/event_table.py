@@ -17,6 +17,7 @@ from tracekern.formatting import whole_number
 
 EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
 CLASSES = ("work", "wait", "signal", "sync")
+LEVELS = ("1", "2", "3")
 CHANNEL_KINDS = ("data", "credit", "count", "barrier", "group", "grid")
 _INITIAL = "initial="
 """Comes before the number of what a channel of kind credit or count holds before any signal."""
@@ -36,6 +37,8 @@ class EventRow(NamedTuple):
     """(name, bits) of each field known when the span opens."""
     end_fields: tuple[tuple[str, int], ...]
     """The same of each field known when it closes."""
+    level: int = 1
+    """Bodies of the kernel with a lower level of detail are compiled without the event."""
     bytes_each: int = 0
     """Bytes that a span moves or announces; 0: the table does not say it."""
     bytes_of: str = ""
@@ -49,14 +52,15 @@ def parse_event(where: str, event: dict[str, Any]) -> EventRow:
         raise BadInput(f"{where}: class {event['class'][:40]!r}, wanted one of {', '.join(CLASSES)}; fix the table")
     if event["ends_at"] not in ("issue", "completion"):
         raise BadInput(f"{where}: ends at {event['ends_at'][:40]!r}, wanted issue or completion; fix the table")
+    if (level := event.get("level", "1")) not in LEVELS:
+        raise BadInput(f"{where}: level {str(level)[:40]!r}, wanted one of {', '.join(LEVELS)}; fix the table")
     begin_fields = _parse_fields(where, event["begin_fields"])
     end_fields = _parse_fields(where, event["end_fields"])
     names = [name for name, _ in begin_fields + end_fields]
     channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
     bytes_each, bytes_of = event.get("bytes", 0), event.get("bytes_of", "")
-    row = EventRow(
-        event["name"], event["class"], event["ends_at"], channel, begin_fields, end_fields, bytes_each, bytes_of
-    )
+    sides = begin_fields, end_fields
+    row = EventRow(event["name"], event["class"], event["ends_at"], channel, *sides, int(level), bytes_each, bytes_of)
     _check_bits(where, event, row)
     if type(bytes_each) is not int or not 0 <= bytes_each < 1 << 40 or bytes_of not in ("", *names):
         told = f"bytes {str(bytes_each)[:40]!r} of {str(bytes_of)[:40]!r}"

@@ -103,7 +103,7 @@ class TracedGraph:
             _log.warning("graph %s: %s: raise it, or lower records_per_track", self.name, needs)
 
     def add_launch(self, plan: LaunchPlan) -> int:
-        """Address of the descriptor for a launch inside run(); 0 in the untraced instance."""
+        """Returns LaunchHandle.descriptor of a launch inside run(); 0 in the untraced instance."""
         if self._capturing == "untraced":
             return 0
         if len(self._plans) == MAX_LAUNCHES_OF_A_GRAPH:
@@ -115,7 +115,7 @@ class TracedGraph:
         check_name(name)
         self._plans.append(dataclasses.replace(plan, name=name))
         descriptor = np.frombuffer(plan.descriptor, fmt.LAUNCH_DESCRIPTOR).copy()  # aligned
-        return int(self._ring.add_launch(descriptor.ctypes.data, plan.num_tracks))
+        return int(self._ring.add_launch(descriptor.ctypes.data, plan.num_tracks)) + plan.choice
 
     def replay(self, traced: bool = True) -> None:
         """Launches the graph on torch's current stream. Never waits for the GPU.

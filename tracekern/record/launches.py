@@ -61,7 +61,7 @@ class Launches:
         self._progress: dict[int, StreamProgress] = {}
 
     def count(self, kernel: Kernel) -> int:
-        """Returns the address of the descriptor for a launch that only counts its records."""
+        """Returns LaunchHandle.descriptor of a launch that only counts its records; a ring counts nothing."""
         plan = self.plan(kernel, counted_only=True)
         self._to_come[kernel.as_key()] += 1
         return RegionQueue(self._segment, self._device, plan).take(0, plan.epoch)
@@ -82,7 +82,7 @@ class Launches:
         self._to_come.clear()
 
     def take(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
-        """Returns the address of the descriptor for the next launch of this name; 0 if it is not recorded."""
+        """Returns LaunchHandle.descriptor of the next launch of this name; 0 if it is not recorded."""
         progress = self._progress_on(kernel.stream)
         if progress is not None:
             progress.before_launch(ahead)
@@ -135,6 +135,7 @@ class Launches:
             role_mask=self._selection.role_mask(table),
             events=table.events_json,
             roles=table.roles_json,
+            choice=0 if counted_only and self._selection.keep == "last" else self._selection.choice(table),
             flags=fmt.ENTRY_COUNTED_ONLY if counted_only else fmt.ENTRY_MIRRORED if mirrored else 0,
         )
 

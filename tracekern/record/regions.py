@@ -121,7 +121,7 @@ class RegionQueue:
         self._ready: deque[Region] = deque()
 
     def take(self, sequence: int, epoch: int) -> int:
-        """Returns the address of the descriptor for the next launch; without room counts the launch and returns 0."""
+        """Returns LaunchHandle.descriptor of the next launch; without room counts the launch and returns 0."""
         waited_ns = 0
         if not self._ready and self._next_batch:
             asked_ns = time.monotonic_ns()
@@ -136,7 +136,7 @@ class RegionQueue:
         if self._used is not None:
             self._used.append(region)
         self._segment.start_launch(region, sequence, epoch, waited_ns)
-        return self._segment.address + region.offset
+        return self._segment.address + region.offset + self._plan.choice
 
     def _reuse(self) -> None:
         oldest = self._used.take_oldest() if self._used is not None else None

@@ -85,6 +85,13 @@ class Selection:
             return 0
         return _mask(self.events, table.event_names, fmt.MAX_EVENTS)
 
+    def choice(self, table: KernelTable) -> int:
+        """Returns LaunchPlan.choice: the format of the records, and the level of the selected events if not all."""
+        selected = self.event_mask(table)
+        level = max((level for idx, level in enumerate(table.levels) if selected >> idx & 1), default=1)
+        level = level if level < max(table.levels, default=1) else 0
+        return level << 2 | fmt.RECORD_FORMATS.index(self.record_format)
+
     def role_mask(self, table: KernelTable) -> int:
         return _mask(self.roles, table.roles, fmt.MAX_ROLES)
 
@@ -99,6 +106,7 @@ class KernelTable:
     """The event and role tables of a kernel, ready for the segment."""
 
     event_names: tuple[str, ...]
+    levels: tuple[int, ...]
     roles: tuple[str, ...]
     events_json: bytes
 
@@ -118,13 +126,15 @@ class KernelTable:
         if not isinstance(table.get("settings", {}), dict):
             raise BadInput(f"{where}: settings {str(table['settings'])[:60]!r}, wanted a dict; fix the table")
         parse_groups(where, table)
-        names = tuple(parse_event(where, event).name for event in table["events"])
+        rows = [parse_event(where, event) for event in table["events"]]
+        names = tuple(row.name for row in rows)
         if len(names) > fmt.MAX_EVENTS or len(roles) > fmt.MAX_ROLES:
             raise BadInput(
                 f"event table with {len(names)} events and {len(roles)} roles: "
                 f"wanted at most {fmt.MAX_EVENTS} and {fmt.MAX_ROLES}"
             )
-        return cls(names, tuple(roles), json.dumps(table, separators=(",", ":")).encode())
+        levels = tuple(row.level for row in rows)
+        return cls(names, levels, tuple(roles), json.dumps(table, separators=(",", ":")).encode())
 
     @property
     def roles_json(self) -> bytes:

@@ -357,25 +357,16 @@ class Capture:
         return LaunchHandle(descriptor, grid, warps, stream)
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
-        """Returns LaunchHandle.descriptor: the descriptor's address, plus the number of its records' format."""
+        """Returns LaunchHandle.descriptor."""
         if self._graphs and self._graphs[-1].is_capturing:
-            address = self._graphs[-1].add_launch(self._launches.plan(kernel))
-        elif self.device.streams.is_captured():
+            return self._graphs[-1].add_launch(self._launches.plan(kernel))
+        if self.device.streams.is_captured():
             # All replays of a graph that was not made by capture.graph() would write to one region.
             told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
             _log.warning(told, kernel.name)
             return 0
-        else:
-            self._clocks.before_launch()
-            if self._is_counting:
-                address = self._launches.count(kernel)
-                return address if self._is_ring else self._in_format(address)  # a ring counts nothing
-            address = self._launches.take(kernel, epoch, ahead)
-        return self._in_format(address)
-
-    def _in_format(self, address: int) -> int:
-        """Returns what TraceChoice (csrc/trace/trace_choice.h) takes a descriptor's address with."""
-        return address and address + fmt.RECORD_FORMATS.index(self._selection.record_format)
+        self._clocks.before_launch()
+        return self._launches.count(kernel) if self._is_counting else self._launches.take(kernel, epoch, ahead)
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
         """Makes a CUDA graph of what `run` launches on torch's current stream, in two instances: traced and untraced.

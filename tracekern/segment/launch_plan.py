@@ -33,6 +33,8 @@ class LaunchPlan:
     """JSON list of role names."""
     flags: int = 0
     """ENTRY_* of tracekern.dump.format."""
+    choice: int = 0
+    """What TraceChoice (csrc/trace/trace_choice.h) wants added to the address of a descriptor."""
 
     @cached_property
     def descriptor(self) -> bytes:

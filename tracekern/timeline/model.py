@@ -132,6 +132,9 @@ class Track:
     warp: int = -1
     sm: int = -1
     role: str = ""
+    """Where launches gave the warp several roles, all of them: "send/receive"."""
+    kernel_roles: tuple[tuple[str, str], ...] = ()
+    """(kernel, role) where kernels gave it different roles or none, see `roles_of()`; else empty."""
     group: int = -1
     """The warp's group in its block; -1 where warps do not work in groups."""
     sub_warp: int = -1

@@ -33,6 +33,7 @@ from tracekern.timeline.model import (
     field_values,
 )
 from tracekern.timeline.open_spans import endless_waits, known_ends
+from tracekern.timeline.roles import roles_of
 
 
 def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
@@ -222,8 +223,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
     late, drain, slack = _divide(timeline, kind, begin, end, signal, last_arrival, done)
     late = np.where(endless & (kind != WaitKind.OPAQUE), end - begin, late)
     track = spans.track[row]
-    roles = tuple(sorted({entry.role for entry in timeline.tracks}))
-    role_of_track = np.array([roles.index(entry.role) for entry in timeline.tracks] or [0], np.int32)
+    role_of_span, roles = roles_of(timeline, spans)
     phase, phases = number_phases(timeline, row)
     return Waits(
         row=row,
@@ -233,7 +233,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
         rank=_rank_of(timeline, row),
         peer=_peers(timeline, row, signal, last_arrival),
         track=track,
-        role=role_of_track[track],
+        role=role_of_span[row],
         phase=phase,
         launch=spans.launch[row],
         wait_ns=end - begin,

@@ -10,6 +10,7 @@ and one for each field that any event has. What a row does not have is null; an 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from tracekern.timeline.model import (
     UInt64,
     unpack_field,
 )
+from tracekern.timeline.roles import roles_of
 from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans
 
 _ROWS_AT_A_TIME = 1 << 20
@@ -131,6 +133,7 @@ class _TableMaker:
     def _shared_columns(self, rows: Spans | Marks, payload: UInt64) -> dict[str, Any]:
         tracks, events, launches = self._timeline.tracks, self._timeline.events, self._timeline.launches
         nodes = {rank.rank: rank.node for rank in self._timeline.ranks}
+        roles, role_names = roles_of(self._timeline, rows)
         return {
             "rank": _numbers([track.rank for track in tracks], rows.track),
             "node": _texts([nodes.get(track.rank, "") for track in tracks], rows.track),
@@ -138,7 +141,7 @@ class _TableMaker:
             "kind": _texts([track.kind.name.lower() for track in tracks], rows.track),
             "block": _numbers([track.block for track in tracks], rows.track, missing=-1),
             "warp": _numbers([track.warp for track in tracks], rows.track, missing=-1),
-            "role": _texts([track.role for track in tracks], rows.track),
+            "role": _texts(role_names, roles),
             "sm": _numbers([track.sm for track in tracks], rows.track, missing=-1),
             "event": _texts([event.name for event in events], rows.event),
             "name": self._names(rows, payload),
@@ -247,7 +250,7 @@ def _numbers(table: list[int], index: Any, missing: int | None = None) -> Any:
     return _nullable(values, values == missing if missing is not None else np.zeros(len(values), bool))
 
 
-def _texts(table: list[str], index: Any) -> Any:
+def _texts(table: Sequence[str], index: Any) -> Any:
     """A column of table[index], each text stored once; the empty text is null."""
     import pyarrow
 

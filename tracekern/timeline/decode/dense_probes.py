@@ -60,7 +60,8 @@ def _dense_kernels(timeline: Timeline, runs: WriterRuns, costs: _Costs, ns_per_t
             rank,
             -1,
             f"rank {rank} kernel {name}: its probes take about {probes / lasted:.0%} of its time "
-            f"({probes / spans:.0f} ns for each of {spans:.0f} spans); select fewer events",
+            f"({probes / spans:.0f} ns for each of {spans:.0f} spans); "
+            "put several into one span, or compile a body without them (levels)",
             int(spans),
         )
         for name, probes, lasted, spans in zip(names, *sums, strict=True)

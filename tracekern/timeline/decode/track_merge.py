@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +53,15 @@ def merge_tracks(dump: Dump, runs: WriterRuns) -> TrackMerge:
         own_group, sub_warp = divmod(warp, group_warps[idx]) if idx in group_warps else (-1, -1)
         place = int(streams[run]), block, warp, int(runs.sm[run])
         tracks.append(
-            Track(dump.rank, TrackKind.DEVICE, name, *place, roles.get(idx, ""), group=own_group, sub_warp=sub_warp)
+            Track(
+                dump.rank,
+                TrackKind.DEVICE,
+                name,
+                *place,
+                *roles.get(idx, ("", ())),
+                group=own_group,
+                sub_warp=sub_warp,
+            )
         )
     return TrackMerge(tuple(tracks), track, order, number[firsts[lane[firsts] > 0]])
 
@@ -73,16 +82,30 @@ def assign_lanes(group: Int64, start: Int64, last: Int64) -> Int64:
     return lane
 
 
-def _role_names(dump: Dump, runs: WriterRuns, order: Int64, number: Int32) -> dict[int, str]:
-    """Track -> role; where launches gave it several roles, all of them."""
+def _role_names(
+    dump: Dump, runs: WriterRuns, order: Int64, number: Int32
+) -> dict[int, tuple[str, tuple[tuple[str, str], ...]]]:
+    """Track -> Track.role and Track.kernel_roles."""
     tables = dump.metadata["role_tables"]
-    table_of_launch = np.array([launch.role_table for launch in dump.launches], np.int64)
-    triples = np.stack([number, table_of_launch[runs.launch[order]], runs.role[order]], axis=1)
-    names: dict[int, list[str]] = {}
-    for track, table, role in np.unique(triples, axis=0).tolist():
-        if role < len(tables[table]) and tables[table][role] not in names.setdefault(track, []):
-            names[track].append(tables[table][role])
-    return {track: "/".join(parts) for track, parts in names.items()}
+    kernels = sorted({launch.name for launch in dump.launches})
+    number_of = {name: idx for idx, name in enumerate(kernels)}
+    of_launch = [number_of[launch.name] * len(tables) + launch.role_table for launch in dump.launches]
+    place = number.astype(np.int64) * len(kernels) * len(tables) + np.array(of_launch, np.int64)[runs.launch[order]]
+    found: dict[int, list[tuple[int, int, int]]] = {}  # (role table, role, kernel)
+    for code in np.unique(place << 16 | runs.role[order]).tolist():
+        rest, role = divmod(code, 1 << 16)
+        rest, table = divmod(rest, len(tables))
+        track, kernel = divmod(rest, len(kernels))
+        found.setdefault(track, []).append((table, role, kernel))
+    result = {}
+    for track, rows in found.items():
+        own: dict[int, list[str]] = {kernel: [] for _, _, kernel in rows}
+        for table, role, kernel in sorted(rows):
+            own[kernel] += tables[table][role : role + 1]
+        every = _joined(name for table, role, _ in sorted(rows) for name in tables[table][role : role + 1])
+        kernel_roles = tuple((kernels[kernel], _joined(names)) for kernel, names in own.items())
+        result[track] = every, kernel_roles if any(role != every for _, role in kernel_roles) else ()
+    return result
 
 
 def _group_warps(dump: Dump, runs: WriterRuns, order: Int64, number: Int32) -> dict[int, int]:
@@ -96,3 +119,7 @@ def _group_warps(dump: Dump, runs: WriterRuns, order: Int64, number: Int32) -> d
     tracks, count = np.unique(pairs[:, 0], return_counts=True)
     agree = np.isin(pairs[:, 0], tracks[count == 1])
     return dict(pairs[agree].tolist())
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "/".join(dict.fromkeys(names))
