@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
 
 CLOSE_TIMEOUT_S = 60.0
-"""How long a closing capture waits for kernels that still run."""
+"""How long a closing capture waits for kernels that still run, then for the other ranks to close theirs."""
 
 _log = logging.getLogger("tracekern")
 _active: dict[Any, Capture] = {}
@@ -173,6 +173,9 @@ class Capture:
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
         self._lock = threading.Lock()
+        self.peers_limit_s = CLOSE_TIMEOUT_S
+        self.on_rival: Callable[[Path], None] | None = None
+        """Closes this capture where the program opens another one, in that directory; else the other is refused."""
 
     def __enter__(self) -> Capture:
         with self._guard:
@@ -185,6 +188,8 @@ class Capture:
 
     def _enter(self) -> None:
         """Opens the capture on all ranks, or on none."""
+        if (other := open_capture()) is not None and other.on_rival is not None:
+            other.on_rival(self.directory)
         if (other := open_capture()) is not None:
             what_to_do = (
                 "close it first" if other._pid == os.getpid() else "this is a fork of its rank: fork before it opens"
@@ -289,7 +294,7 @@ class Capture:
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
-        return self._clocks.close(in_order and not problem)
+        return self._clocks.close(in_order and not problem, self.peers_limit_s)
 
     @property
     def _is_open(self) -> bool:
