@@ -100,10 +100,11 @@ def start(path: str | Path, *, launches: int | None = None, **options: Any) -> P
         if launches is not None and (not isinstance(launches, int) or launches < 1):
             raise BadInput(f"start(launches={launches!r}): wanted 1 or more")
         directory = _make(path, options).directory
-        if (earlier := _windows.pop(this_resident(), None)) is not None:
+        if (earlier := _windows.get(this_resident())) is not None:
             earlier.stop()
         if (other := open_capture()) is not None:
             raise BadInput(f"a capture into {other.directory} is open; close it first")
+        _windows.pop(this_resident(), None)
         _ask_for(_Window(directory, options, launches))
     return None if guard.is_off else directory
 
@@ -119,6 +120,8 @@ def stop() -> Path | None:
     """
     window = _windows.get(this_resident())
     directory = None if window is None else window.stop()
+    if not _directory:  # else the next launch would open that again
+        _windows.pop(this_resident(), None)
     if directory is None:
         _log.warning("tracekern.stop(): no capture was open; one opens at the first tracekern.launch() after start()")
     return directory
