@@ -50,6 +50,7 @@ def launch(
     roles: Sequence[str] = (),
     epoch: int = 0,
     ahead: bool = False,
+    key: str = "",
 ) -> LaunchHandle:
     """Is `Capture.launch()` of the capture that is open, whoever opened it.
 
@@ -65,6 +66,7 @@ def launch(
         roles: Names of the roles of the kernel's warps, by number.
         epoch: Epoch of the kernel's signals and waits.
         ahead: True where the previous launch asked for on this stream has not been started yet.
+        key: What this launch is of, such as "layer 3" or a request's name, to ask for it by.
 
     Raises:
         BadInput: An argument cannot be used, in a capture of the program with on_error="raise".
@@ -73,7 +75,7 @@ def launch(
     if session is None and not (_windows or _directory):
         return LaunchHandle(0, grid, warps, stream)
     given: dict[str, Any] = {"grid": grid, "warps": warps, "stream": stream, "events": events}
-    given |= {"roles": roles, "epoch": epoch, "ahead": ahead}
+    given |= {"roles": roles, "epoch": epoch, "ahead": ahead, "key": key}
     window = _windows.get(this_resident()) or _window_of_environment()
     if window is not None and (session is None or session is window.session):
         handle = window.launch(name, given)

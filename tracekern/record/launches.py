@@ -81,7 +81,7 @@ class Launches:
             self._queue(kernel).reserve(max(1, int(count * part)))
         self._to_come.clear()
 
-    def take(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
+    def take(self, kernel: Kernel, epoch: int, ahead: bool, key: str) -> int:
         """Returns the address of the descriptor for the next launch of this name; 0 if it is not recorded."""
         progress = self._progress_on(kernel.stream)
         if progress is not None:
@@ -91,7 +91,7 @@ class Launches:
         self._sequence[name] = sequence + 1
         if sequence % self._selection.every:
             return 0
-        return self._queue_of(kernel).take(sequence, epoch)
+        return self._queue_of(kernel).take(sequence, epoch, key)
 
     def _queue_of(self, kernel: Kernel) -> RegionQueue:
         """Returns the kernel's queue. Most launches take the fast path: a known key has been checked before."""
@@ -185,6 +185,12 @@ def check_epoch(name: str, epoch: int) -> None:
     """Raises BadInput for an epoch that does not fit 32 bits."""
     if not isinstance(epoch, _WHOLE) or epoch < 0 or epoch >> 32:
         raise BadInput(f"launch {name!r}: epoch={epoch!r}; wanted a whole number from 0 to 2^32 - 1")
+
+
+def check_key(name: str, key: str) -> None:
+    """Raises BadInput for a key that a dump cannot hold."""
+    if not is_text(key):
+        raise BadInput(f"launch {name!r}: key={key!r}; wanted text")
 
 
 def check_name(name: str) -> None:

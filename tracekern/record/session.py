@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,7 +31,7 @@ from tracekern.record import claims
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.guard import Guard, OnError
-from tracekern.record.launches import Kernel, Launches, check_epoch
+from tracekern.record.launches import Kernel, Launches, check_epoch, check_key
 from tracekern.record.selection import Selection
 from tracekern.record.setup import (
     Setup,
@@ -324,6 +325,7 @@ class Capture:
         roles: Sequence[str] = (),
         epoch: int = 0,
         ahead: bool = False,
+        key: str = "",
     ) -> LaunchHandle:
         """Reserves the region of one kernel launch. Call it right before each launch.
 
@@ -337,6 +339,8 @@ class Capture:
             epoch: Epoch of the kernel's signals and waits. In a CUDA graph the kernel's Recorder states it instead.
             ahead: True where the previous launch asked for on this stream has not been started yet: for all but the
                 first of several launches that are asked for at once.
+            key: What this launch is of, such as "layer 3" or the name of a request, which `info` and `report --key`
+                take. It is cut after 95 bytes.
 
         Returns:
             The launch. Its descriptor is 0, and the untraced body runs, where the capture does not select this launch
@@ -348,18 +352,19 @@ class Capture:
         descriptor = 0
         with self._guard:
             check_epoch(name, epoch)
+            check_key(name, key)
             if (self._is_recording and os.getpid() == self._pid) or self._is_ours(f"launch({name!r})"):
                 kernel = Kernel(name, grid, warps, stream, events, roles)
                 with self._lock:  # it may be closed by now
-                    descriptor = self._region_of(kernel, epoch, ahead) if self._is_recording else 0
+                    descriptor = self._region_of(kernel, epoch, ahead, key) if self._is_recording else 0
         if self._guard.is_off:
             self._num_given_up += 1
         return LaunchHandle(descriptor, grid, warps, stream)
 
-    def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
+    def _region_of(self, kernel: Kernel, epoch: int, ahead: bool, key: str) -> int:
         """Returns LaunchHandle.descriptor: the descriptor's address, plus the number of its records' format."""
         if self._graphs and self._graphs[-1].is_capturing:
-            address = self._graphs[-1].add_launch(self._launches.plan(kernel))
+            address = self._graphs[-1].add_launch(replace(self._launches.plan(kernel), key=key))
         elif self.device.streams.is_captured():
             # All replays of a graph that was not made by capture.graph() would write to one region.
             told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
@@ -370,7 +375,7 @@ class Capture:
             if self._is_counting:
                 address = self._launches.count(kernel)
                 return address if self._is_ring else self._in_format(address)  # a ring counts nothing
-            address = self._launches.take(kernel, epoch, ahead)
+            address = self._launches.take(kernel, epoch, ahead, key)
         return self._in_format(address)
 
     def _in_format(self, address: int) -> int:

@@ -208,6 +208,9 @@ def _field_table(fields: tuple[Field, ...], names: list[str], interner: Interner
 def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tuple[int, bytes]:
     text_iid = interner.iid(Interned.ANNOTATION_STRING, f"{launch.name} #{launch.sequence}", sequence)
     which = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch"), text_iid=text_iid)
+    if launch.key:
+        text_iid = interner.iid(Interned.ANNOTATION_STRING, launch.key, sequence)
+        which += interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch_key"), text_iid=text_iid)
     epoch = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "epoch"), value=launch.epoch)
     return interner.iid(Interned.EVENT_NAME, launch.name, sequence), which + epoch
 

@@ -121,6 +121,7 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
                 stamp_error_ns=float(stamp_error_ns[rows].max(initial=0.0)),
                 host_ns=entry.host_ns,
                 waited_ns=entry.waited_ns,
+                key=entry.key,
             )
         )
     return tuple(launches)
