@@ -107,6 +107,23 @@ print(step("behind"))
     assert found == {"first": ["in first"], "out": ["between"], "second": ["in second"]}
 
 
+def test_a_fork_may_open_a_capture_of_its_own(tmp_path: Path):
+    """As it may without the variable."""
+    program = """
+step("of the rank")
+if os.fork() == 0:
+    with tracekern.capture("own"):
+        sys.exit(not step("of the fork"))
+print(os.wait()[1], step("of the rank"))
+"""
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0 True\n", "")
+    assert {name: names_in(tmp_path / name) for name in ("own", "out")} == {
+        "own": ["of the fork"],
+        "out": ["of the rank"] * 2,
+    }
+
+
 def test_options_come_as_json(tmp_path: Path):
     program = "print(*(step() for _ in range(4)))"
     ended = run(program, tmp_path, TRACEKERN_CAPTURE="out", TRACEKERN_CAPTURE_OPTIONS='{"every": 2}')

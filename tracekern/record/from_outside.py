@@ -24,7 +24,8 @@ from tracekern.comm.resident import this_resident
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput
 from tracekern.record.guard import Guard
-from tracekern.record.session import Capture, LaunchHandle, capture, open_capture
+from tracekern.record.launches import LaunchHandle
+from tracekern.record.session import Capture, capture, open_capture
 
 _OPENING_S = 20.0
 """How long a rank waits at its first launch for the other ranks to come to theirs."""
@@ -288,10 +289,11 @@ def _meet() -> None:
 
 def _has_process_group() -> bool:
     dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
+    is_initialized = getattr(dist, "is_initialized", None)  # not there while it is imported, or left out
+    return is_initialized is not None and is_initialized()
 
 
 def _is_captured() -> bool:
     """Returns whether torch's current stream is being captured, when nothing may wait for the device."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # not there while torch is imported
+    return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()

@@ -28,6 +28,24 @@ _WHOLE = (int, Integral)
 """Types of a whole number. int comes first because isinstance() checks it several times faster than Integral."""
 
 
+class LaunchHandle(NamedTuple):
+    """What one kernel launch needs. Made by `Capture.launch()`."""
+
+    descriptor: int
+    """Argument of `with_recorder()` in tracekern.h, which picks the body to launch. 0: this launch is not recorded."""
+    grid: int
+    """Number of blocks."""
+    warps: int
+    """Warps of a block."""
+    stream: int
+    """Handle of the stream."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether this launch is recorded."""
+        return self.descriptor != 0
+
+
 class Kernel(NamedTuple):
     """Arguments of capture.launch() shared by launches with equal regions."""
 

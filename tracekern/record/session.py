@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group
@@ -31,7 +31,7 @@ from tracekern.record import claims
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.guard import Guard, OnError
-from tracekern.record.launches import Kernel, Launches, check_epoch, check_key
+from tracekern.record.launches import Kernel, LaunchHandle, Launches, check_epoch, check_key
 from tracekern.record.selection import Selection
 from tracekern.record.setup import (
     Setup,
@@ -64,24 +64,6 @@ _active: dict[Any, Capture] = {}
 _still_written: list[SegmentWriter] = []
 """Segments of captures that closed while a kernel ran. They stay mapped, or that kernel would crash the process."""
 _num_opened = Counter[Any]()
-
-
-class LaunchHandle(NamedTuple):
-    """What one kernel launch needs. Made by `Capture.launch()`."""
-
-    descriptor: int
-    """Argument of `with_recorder()` in tracekern.h, which picks the body to launch. 0: this launch is not recorded."""
-    grid: int
-    """Number of blocks."""
-    warps: int
-    """Warps of a block."""
-    stream: int
-    """Handle of the stream."""
-
-    @property
-    def traced(self) -> bool:
-        """Whether this launch is recorded."""
-        return self.descriptor != 0
 
 
 def open_capture() -> Capture | None:
@@ -173,6 +155,7 @@ class Capture:
         self._pid = 0
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
+        self._told_of = set[str]()
         self._lock = threading.Lock()
         self.peers_limit_s = CLOSE_TIMEOUT_S
         self.on_rival: Callable[[Path], None] | None = None
@@ -190,7 +173,10 @@ class Capture:
     def _enter(self) -> None:
         """Opens the capture on all ranks, or on none."""
         if (other := open_capture()) is not None and other.on_rival is not None:
-            other.on_rival(self.directory)
+            if other._pid == os.getpid():
+                other.on_rival(self.directory)
+            else:  # that of the rank that this is a fork of
+                _active.pop(this_resident())
         if (other := open_capture()) is not None:
             what_to_do = (
                 "close it first" if other._pid == os.getpid() else "this is a fork of its rank: fork before it opens"
@@ -367,8 +353,10 @@ class Capture:
             address = self._graphs[-1].add_launch(replace(self._launches.plan(kernel), key=key))
         elif self.device.streams.is_captured():
             # All replays of a graph that was not made by capture.graph() would write to one region.
-            told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
-            _log.warning(told, kernel.name)
+            if kernel.name not in self._told_of:  # a server captures hundreds
+                self._told_of.add(kernel.name)
+                told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
+                _log.warning(told, kernel.name)
             return 0
         else:
             self._clocks.before_launch()
