@@ -31,7 +31,7 @@ from tracekern.record import claims
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.guard import Guard, OnError
-from tracekern.record.launches import Kernel, LaunchHandle, Launches, check_epoch, check_key
+from tracekern.record.launches import Kernel, Launches, LaunchHandle, check_epoch, check_key
 from tracekern.record.selection import Selection
 from tracekern.record.setup import (
     Setup,
