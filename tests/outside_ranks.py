@@ -29,7 +29,7 @@ def load_kernel(path: str) -> ModuleType:
 
 def step(kernel: ModuleType) -> bool:
     matrix = np.full((8, 16), 2, np.float32)
-    launch = tracekern.launch("square", grid=2, warps=2, events=kernel.events())
+    launch = tracekern.launch("square", grid=2, warps=2, events=kernel.events(), key="layer 0")
     kernel.square(matrix, launch.descriptor, launch.grid, launch.warps)
     assert (matrix == 4).all()
     return launch.traced
