@@ -160,6 +160,7 @@ BAD_INPUTS = {
     "a program and no place for it": ("record true", "missing option '--output' / '-o'", "see tracekern record --help"),
     "no program": ("record -o out", "missing argument 'COMMAND...'", "see tracekern record --help"),
     "a program that is not there": ("record -o out no-program", "cannot run no-program", "No such file"),
+    "a file where its capture shall be": ("record -o file.txt true", "file.txt: cannot be written", "choose another"),
     "every launch but none": ("record -o out --every 0 true", "every=0", "wanted 1 or more"),
     # Runs that are going on, or were killed.
     "a snapshot of no run": ("snapshot no-run -o out", "run no-run: no capture is open", "programs that are inside"),

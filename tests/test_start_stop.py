@@ -13,6 +13,7 @@ import pytest
 
 import tracekern
 from tests.kernels import run_kernel
+from tests.test_resident import on_ranks
 from tests.test_session import TABLE
 from tracekern.comm.group import Group
 from tracekern.record import from_outside
@@ -148,3 +149,12 @@ def test_all_ranks_record_the_same_window(tmp_path: Path, pools):
         assert pool.call(record_a_window, str(tmp_path / name)) == [[False, True, True, False]] * 2
         timeline = load(tmp_path / name, strict=True)
         assert [(launch.rank, launch.name) for launch in timeline.launches] == [(0, "inside")] * 2 + [(1, "inside")] * 2
+
+
+def test_so_do_ranks_that_are_threads_of_one_process(tmp_path: Path):
+    def record() -> list[bool]:
+        tracekern.start(tmp_path / "window", launches=2, device="cpu")
+        return [step("inside") for _ in range(3)]
+
+    assert on_ranks(2, record) == [[True, True, False]] * 2
+    assert [launch.rank for launch in load(tmp_path / "window", strict=True).launches] == [0, 0, 1, 1]

@@ -46,7 +46,7 @@ def record(
         "keep": keep,
         "every": every,
     }
-    _check(chosen)
+    _check(output, chosen)
     directory = output.absolute()
     older = {leftover.run_id for leftover in find_leftovers()}
     began_ns = time.time_ns()
@@ -57,11 +57,14 @@ def record(
     raise typer.Exit(exit_code)
 
 
-def _check(chosen: dict[str, Any]) -> None:
-    """Raises BadInput for options that no capture can have. In the program they would only be a line of its log."""
+def _check(output: Path, chosen: dict[str, Any]) -> None:
+    """Raises BadInput for what no capture can have. In the program it would only be a line of its log."""
     from tracekern.record.selection import Selection
 
     Selection(**chosen)
+    there = next(place for place in (output.absolute(), *output.absolute().parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise BadInput(f"{output}: cannot be written, {there} is a file or not yours; choose another directory")
 
 
 def _run(command: list[str], env: dict[str, str]) -> int:
