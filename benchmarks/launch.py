@@ -5,7 +5,8 @@ later. A rank that pays more than the others is late at every launch, and the tr
 
 A flight recorder of the CPU backend whose regions are used again, every rank a process; no kernel runs. On a GPU the
 marks that it makes on the stream come on top. The yardstick is an eager operation of torch on one number, on the CPU,
-asked for by turns with the launches, in rows of four: a time is the mean of a row.
+asked for by turns with the launches, in rows of four: a time is the mean of a row. "no capture" is
+`tracekern.launch()` before one is open, which a library pays that nobody traces.
 """
 
 from __future__ import annotations
@@ -40,7 +41,16 @@ def main() -> int:
         measure(options.rank_in, options.launches)
         return 0
     rows = [run_ranks(num_ranks) for num_ranks in options.ranks]
-    columns = ["ranks", "rank 0 us", "p10..p90", "others us", "rank 0 - others", "torch us", "rank 0 / torch"]
+    columns = [
+        "ranks",
+        "rank 0 us",
+        "p10..p90",
+        "others us",
+        "rank 0 - others",
+        "torch us",
+        "rank 0 / torch",
+        "no capture us",
+    ]
     table = Table(f"{options.launches} launches a rank on {os.cpu_count()} processors", columns)
     for row in rows:
         others = row["others_us"]
@@ -52,6 +62,7 @@ def main() -> int:
             "" if others is None else f"{row['rank_0_us'] - others:+.1f}",
             f"{row['torch_us']:.2f}",
             f"{row['rank_0_us'] / row['torch_us']:.1f}x",
+            f"{row['no_capture_us']:.2f}",
         )
     table.print()
     write_results("launch", {"launches": options.launches, "processors": os.cpu_count(), "rows": rows})
@@ -82,6 +93,7 @@ def summarise(ranks: list[Row]) -> Row:
         "rank_0_p90_us": first[-1 - len(first) // 10],
         "others_us": statistics.median(others) if others else None,
         "torch_us": statistics.median([statistics.median(rank["torch_us"]) for rank in ranks]),
+        "no_capture_us": statistics.median([statistics.median(rank["no_capture_us"]) for rank in ranks]),
     }
 
 
@@ -89,11 +101,17 @@ def measure(directory: Path, num_launches: int) -> None:
     """One rank: prints its times of a launch, in rows of several, and of the yardstick."""
     import torch
 
+    import tracekern
     from tracekern import _C, capture
 
     number, events = torch.zeros(1), _C.families["p2p"].event_table()
     torch.set_num_threads(1)
-    times: dict[str, list[float]] = {"launch_us": [], "torch_us": []}
+    times: dict[str, list[float]] = {"launch_us": [], "torch_us": [], "no_capture_us": []}
+    for _ in range((num_launches + WARM_UP) // IN_A_ROW):
+        began = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            tracekern.launch("demo", grid=1, warps=8, events=events, epoch=1)
+        times["no_capture_us"].append((time.perf_counter() - began) / IN_A_ROW * 1e6)
     with capture(directory, keep="last", records_per_track=16, max_bytes=1 << 20) as session:
         for _ in range((num_launches + WARM_UP) // IN_A_ROW):
             began = time.perf_counter()

@@ -43,7 +43,7 @@ def test_records_are_the_compiled_ones():
 @pytest.mark.parametrize(
     ("dtype", "num_bytes"),
     [
-        (fmt.LAUNCH_ENTRY, 256),
+        (fmt.LAUNCH_ENTRY, 352),
         (fmt.SEGMENT_HEADER, 256),
         (fmt.CLOCK_SAMPLE, 48),
         (fmt.HOST_SPAN, 128),

@@ -24,6 +24,7 @@ OTHER_RUN = ROOT / "traces" / "cpu_8_ranks"
 
 COMMANDS = (
     "run",
+    "record",
     "snapshot",
     "salvage",
     "overhead",
@@ -73,7 +74,7 @@ def plain(shown: str) -> str:
 
 
 def test_the_commands_are_those_that_are_tested_here():
-    """A thirteenth one needs a help text, and inputs that it refuses, in this file."""
+    """A fourteenth one needs a help text, and inputs that it refuses, in this file."""
     assert set(commands_of(typer.main.get_command(app))) == {*((name,) for name in COMMANDS), ("run", "moe")}
     refusing = {line.split()[0] for line, *_ in BAD_INPUTS.values()}
     assert refusing == {*COMMANDS, "inof"}
@@ -155,6 +156,12 @@ BAD_INPUTS = {
         "choose another",
     ),
     "an unknown backend to measure": ("overhead --backend tpu", "--backend is 'tpu'", "wanted one of auto, cpu, cuda"),
+    # A program of the user's own.
+    "a program and no place for it": ("record true", "missing option '--output' / '-o'", "see tracekern record --help"),
+    "no program": ("record -o out", "missing argument 'COMMAND...'", "see tracekern record --help"),
+    "a program that is not there": ("record -o out no-program", "cannot run no-program", "No such file"),
+    "a file where its capture shall be": ("record -o file.txt true", "file.txt: cannot be written", "choose another"),
+    "every launch but none": ("record -o out --every 0 true", "every=0", "wanted 1 or more"),
     # Runs that are going on, or were killed.
     "a snapshot of no run": ("snapshot no-run -o out", "run no-run: no capture is open", "programs that are inside"),
     "nothing to salvage": ("salvage no-run -o out", "run no-run: nothing of it is left", "salvage` lists what is"),
@@ -175,6 +182,8 @@ BAD_INPUTS = {
     "a damaged host trace": ("merge CAPTURE -o t.json --host 0=bad.json", "bad.json: not a Chrome trace", "export it"),
     "a host trace of no rank": ("export CAPTURE -o t.json --host 9=bad.json", "rank 9", "ranks are [0, 1, 2, 3]"),
     # The part that is wanted.
+    "a key that no launch has": ("report CAPTURE --key layer-1", "no launch has the key 'layer-1'", "there are none"),
+    "two parts": ("report CAPTURE --key a --window 0:1us", "--key, --window", "give one of them"),
     "a window that ends before it begins": (
         "merge CAPTURE -o t.json --window 5us:1us",
         "5000 ns to 1000 ns",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.test_session_ranks import rank_program
+from tracekern.comm.group import Group
 from tracekern.dump.reader import read_dump
+from tracekern.errors import PeerLost
 from tracekern.launcher.launch import launch_ranks
 from tracekern.timeline.load import load
 
@@ -48,3 +51,20 @@ def test_a_dump_that_rank_0_has_no_room_for_stays_on_its_node(tmp_path: Path):
     assert [line for line in lines if line.startswith("1 rank 0 could not write it; this rank's dump is ")]
     assert read_dump(tmp_path / "capture1" / "rank_00001.tkdump").rank == 1
     assert [one.rank for one in load([tmp_path / "capture0", tmp_path / "capture1"]).ranks] == [0, 1], "as merge does"
+
+
+def come_alone(_: Group) -> None:
+    """Rank 1 comes to a barrier; rank 0 goes on when it has given up."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, group = _get_default_store(), Group.discover()
+    if group.rank == 1:
+        with pytest.raises(PeerLost, match="rank 1: the other ranks do not answer"):
+            group.barrier(0.5)
+        store.set("rank 1 gave up", "")
+    store.wait(["rank 1 gave up"], timedelta(seconds=20))
+
+
+def test_the_limit_of_a_barrier_holds_on_every_rank(pools):
+    """A rank that failed waited a minute for rank 0 before its launcher could see it."""
+    pools(2).call(come_alone)

@@ -181,9 +181,9 @@ def test_all_sample_before_the_same_launches(seed: int, meets: bool, monkeypatch
 def test_they_close_in_order_only_together(segments: list[SegmentWriter]):
     first, second = (SamplingSchedule(rank, segments) for rank in (0, 1))
     segments[1].header["leaving"] = 1  # in order, and waits
-    assert first.leave(in_order=True) is True
-    assert second.leave(in_order=False) is False
-    assert first.leave(in_order=True) is False
+    assert first.leave(in_order=True, limit_s=1e9) is True
+    assert second.leave(in_order=False, limit_s=1e9) is False
+    assert first.leave(in_order=True, limit_s=1e9) is False
     assert segments[0].header["leaving"] == 2, "whoever comes now does not wait for it"
 
 
@@ -197,9 +197,8 @@ def make_segment_and(leave: bool, run: str, is_made: int) -> None:
 
 
 @pytest.mark.parametrize("fate", ["comes", "is killed", "is killed and saved"])
-def test_who_closes_waits_for_the_living_and_not_for_the_dead(fate: str, monkeypatch):
+def test_who_closes_waits_for_the_living_and_not_for_the_dead(fate: str):
     """Nobody has buried the dead one."""
-    monkeypatch.setattr(sampling_schedule, "_LEAVING_WAITS_S", 1e9)
     made, is_made = os.pipe()
     with ranks_segments(1) as segments:
         run = f"schedule-test-{os.getpid()}"
@@ -213,7 +212,7 @@ def test_who_closes_waits_for_the_living_and_not_for_the_dead(fate: str, monkeyp
                 os.waitid(os.P_PID, peer, os.WEXITED | os.WNOWAIT)
             if fate == "is killed and saved":
                 theirs.unlink()
-            assert schedule.leave(in_order=True) is (fate == "comes")
+            assert schedule.leave(in_order=True, limit_s=1e9) is (fate == "comes")
         finally:
             os.kill(peer, signal.SIGKILL)
             os.waitpid(peer, 0)

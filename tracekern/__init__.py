@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost, TracekernError
     from tracekern.export.write import save
     from tracekern.launcher.launch import launch_ranks
+    from tracekern.record.from_outside import launch, start, stop
     from tracekern.record.host_range import range  # noqa: A004
     from tracekern.record.session import capture
     from tracekern.timeline.load import load
@@ -32,10 +33,13 @@ __all__ = [
     "analyze",
     "capture",
     "include_path",
+    "launch",
     "launch_ranks",
     "load",
     "range",
     "save",
+    "start",
+    "stop",
 ]
 
 _ERRORS = "tracekern.errors"
@@ -48,6 +52,7 @@ _LOADED_ON_USE = {
     "load": "tracekern.timeline.load",
     "range": "tracekern.record.host_range",
     "save": "tracekern.export.write",
+    **dict.fromkeys(("launch", "start", "stop"), "tracekern.record.from_outside"),
     **dict.fromkeys(("BadInput", "CallBroken", "CommTimeout", "DeviceLost", "TracekernError"), _ERRORS),
 }
 
@@ -59,7 +64,9 @@ def include_path() -> str:
 
 def __getattr__(name: str) -> Any:
     if name in _LOADED_ON_USE:
-        return getattr(importlib.import_module(_LOADED_ON_USE[name]), name)
+        value = getattr(importlib.import_module(_LOADED_ON_USE[name]), name)
+        globals()[name] = value  # the next use does not come here
+        return value
     raise AttributeError(f"module 'tracekern' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

@@ -9,7 +9,21 @@ import typer
 import typer.core
 
 import tracekern
-from tracekern.cli import ab, check, diff, export, info, merge, open_trace, overhead, report, run, salvage, snapshot
+from tracekern.cli import (
+    ab,
+    check,
+    diff,
+    export,
+    info,
+    merge,
+    open_trace,
+    overhead,
+    record,
+    report,
+    run,
+    salvage,
+    snapshot,
+)
 from tracekern.cli.output import Command
 
 
@@ -52,6 +66,12 @@ _COMMANDS: dict[str, list[tuple[str, Callable[..., None], str]]] = {
 }
 
 app.add_typer(run.app, name="run", rich_help_panel="Record")
+# Options behind the program's name are the program's.
+_of_program = {"allow_interspersed_args": False}
+_example = "Example: tracekern record -o my-capture -- torchrun --nproc-per-node 2 my_program.py"
+app.command("record", cls=Command, rich_help_panel="Record", epilog=_example, context_settings=_of_program)(
+    record.record
+)
 for _panel, _commands in _COMMANDS.items():
     for _name, _function, _example in _commands:
         app.command(_name, cls=Command, rich_help_panel=_panel, epilog=f"Example: {_example}")(_function)

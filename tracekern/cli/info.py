@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +19,11 @@ from tracekern.formatting import count, duration, ranks
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tracekern.analysis.launch_keys import KeyedLaunches
     from tracekern.analysis.summary import RankSummary, Summary
     from tracekern.timeline.model import Problem, Rank, Timeline
 
+_MOST_KEYS = 20
 _TOLD_IN_FULL = frozenset({"fault", "event_table", "dense_probes", "cycle_clock", "cycle_rate_unknown"})
 
 
@@ -30,6 +33,7 @@ def info(
     as_json: options.Json = False,
 ) -> None:
     """Print ranks, tracks, events, losses and clock bounds of a capture."""
+    from tracekern.analysis.launch_keys import launches_by_key
     from tracekern.analysis.stages import stage_times
     from tracekern.analysis.summary import summarize
     from tracekern.timeline.damage import damage_of
@@ -37,13 +41,20 @@ def info(
     with working("reading and aligning the captures"), naming_the_rest(captures):
         timeline, refusal = _load(captures, unaligned)
         summary = summarize(timeline)
+        keyed = launches_by_key(timeline)
         stages = None if damage_of(timeline) else stage_times(timeline)
     if as_json:
-        recorder = [_recorder(rank) for rank in timeline.ranks]
-        print_json({**summary.as_dict(), "recorder": recorder, "stages": stages.as_dict() if stages else None})
+        told = {
+            "keys": [dataclasses.asdict(of_key) for of_key in keyed],
+            "recorder": [_recorder(rank) for rank in timeline.ranks],
+            "stages": stages.as_dict() if stages else None,
+        }
+        print_json({**summary.as_dict(), **told})
     else:
         by_run_moe = any(map(_is_by_run_moe, timeline.ranks))
         print_summary(summary, by_run_moe, has_times=stages is not None)
+        if keyed and stages:
+            console().print(_keys_table(keyed))
         if stages:
             print_stages(stages)
             console().print()
@@ -191,6 +202,16 @@ def clock(rank: RankSummary) -> str:
     assumed = "" if rank.clock_is_checked else f", assumes at most {MAX_WANDER_PER_NS * 1e15:g} ppm/s"
     bound = f"{rank.clock_method} ±{duration(rank.clock_hard_ns)}{source}{doubt}"
     return f"{bound}, sigma {duration(rank.clock_sigma_ns)}{assumed}"
+
+
+def _keys_table(keyed: list[KeyedLaunches]) -> object:
+    grid = table(["launches", "median", "longest"], ["key"])
+    for of_key in keyed[:_MOST_KEYS]:
+        times = [duration(of_key.median_ns), duration(of_key.longest_ns)] if of_key.window else ["-", "-"]
+        grid.add_row(f"{of_key.num_launches:,}", *times, of_key.key)
+    if len(keyed) > _MOST_KEYS:
+        grid.add_row("", "", "", f"and {count(len(keyed) - _MOST_KEYS, 'more key')}; --json has all")
+    return grid
 
 
 def _events_table(summary: Summary) -> object:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from tracekern.viewers.report.headlines import Line
 
 
+_Key = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Only the time from the first to the last launch with this key.")
+]
+
+
 def report(
     captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Capture directories, or single dumps.")],
     output: Annotated[
@@ -39,6 +44,7 @@ def report(
     partial: options.Partial = False,
     window: options.Window = None,
     ranks: options.Ranks = None,
+    key: _Key = None,
     link_limit: Annotated[
         float | None,
         typer.Option(metavar="GB/s", help="Measured limit of a link, to compare the links with."),
@@ -47,19 +53,21 @@ def report(
 ) -> None:
     """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
     from tracekern.analysis.findings import analyze
+    from tracekern.analysis.launch_keys import window_of_key
     from tracekern.timeline.load import load
     from tracekern.timeline.select import select
     from tracekern.viewers.report.headlines import headlines
 
-    if output is not None and output.suffix not in (".html", ".htm"):
-        raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
-    options.check_files(output)
+    _check_page(output)
     if link_limit is not None and not 0 < link_limit < float("inf"):
         raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
+    if key is not None and window is not None:
+        raise BadInput("--key, --window: both choose a part of the time; give one of them")
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
     with working("reading and analysing the captures"), naming_the_rest(captures):
         timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
         timeline = select(timeline, ranks=chosen_ranks)
+        chosen_window = chosen_window if key is None else window_of_key(timeline, key)
         options.check_window(timeline, chosen_window, of_kernels=True)
         findings = analyze(timeline, link_limit, chosen_window)
     lines = headlines(findings)
@@ -75,11 +83,17 @@ def report(
         print_stages(findings.stages, chosen_window is not None)
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
-        for name, value in (("window", window), ("ranks", ranks), ("link-limit", link_limit)):
+        for name, value in (("window", window), ("key", key), ("ranks", ranks), ("link-limit", link_limit)):
             options_given += [f"--{name}", str(value)] if value is not None else []
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def _check_page(output: Path | None) -> None:
+    if output is not None and output.suffix not in (".html", ".htm"):
+        raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
+    options.check_files(output)
 
 
 def _print_lines(lines: list[Line]) -> None:

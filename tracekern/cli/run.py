@@ -48,7 +48,8 @@ class _Workloads(typer.core.TyperGroup):
         if self.get_command(context, words[0]) is None:
             raise BadInput(
                 f"run {words[0]}: no such workload, wanted moe; a program of your own opens tracekern.capture(...) "
-                "itself and is started as usual, by python or torchrun"
+                "itself and is started as usual, by python or torchrun, or calls tracekern.launch() and is started by "
+                "tracekern record"
             )
         return super().resolve_command(context, words)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -117,10 +118,23 @@ class Group:
             PeerLost: A peer has ended, or is later than `timeout_s`, by default message_timeout_s().
         """
         if self.process_group is not None:
-            import torch.distributed as dist
-
             with losing_peers(self.rank):
-                dist.monitored_barrier(self.process_group, timeout=timedelta(seconds=timeout_s or message_timeout_s()))
+                self._come_and_go(time.monotonic() + (timeout_s or message_timeout_s()))
+
+    def _come_and_go(self, deadline: float) -> None:
+        """Tells rank 0 that this rank is here, and waits for its answer; rank 0 answers when all are here.
+
+        torch's monitored_barrier() does so too, but its limit holds on rank 0 alone.
+        """
+        import torch
+        import torch.distributed as dist
+
+        peers = [0] if self.rank else range(1, self.num_ranks)
+        words = {peer: torch.zeros(1, dtype=torch.uint8) for peer in peers}
+        for call in (dist.isend, dist.irecv) if self.rank else (dist.irecv, dist.isend):
+            for work in [call(word, peer, group=self.process_group) for peer, word in words.items()]:
+                if work is not None:  # never here: all ranks are in the group
+                    work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
     def launch(self, stream: int, num_kernels: int, run: Callable[[int, int], None], timeout_s: float) -> None:
         """Launches kernels that wait for those of the other ranks.

@@ -26,7 +26,12 @@ LATE_S = 5.0
 """How long kernels of a call are held back for a rank that has not come to it. Then they start, and wait for it as they
 would on GPUs of their own. Earlier a rank that allocates memory could find the GPU full of kernels that wait for it."""
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    resident: tuple[Residents, int] | None = None
+
+
+_thread = _Thread()
 
 
 @dataclass
@@ -248,5 +253,4 @@ def rank_of_thread() -> int:
 
 def this_resident() -> tuple[Residents, int] | None:
     """Returns which resident rank this thread is; None where it is none."""
-    found: tuple[Residents, int] | None = getattr(_thread, "resident", None)
-    return found
+    return _thread.resident

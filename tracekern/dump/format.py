@@ -74,7 +74,7 @@ class SampleKind(enum.IntEnum):
 
 
 NAME_BYTES = 95
-"""Longest name of a launch or a host span."""
+"""Longest name of a launch or a host span, and longest key of a launch."""
 ALIGN = "align"
 """Name of launches that hold back every rank until all are there. No cost counts what lies before their end."""
 
@@ -161,6 +161,7 @@ LAUNCH_ENTRY = np.dtype(
         ("host_ns", "<u8"),  # CLOCK_REALTIME when the host asked for it, before the kernel's launch; 0 in a graph
         ("waited_ns", "<u4"),  # how long the host waited for its region to be reserved
         ("reserved", "V36"),
+        ("key", "S96"),
     ]
 )
 """Facts of a launch that the host knows before it starts; `events` and `roles` are JSON in the arena."""

@@ -47,6 +47,9 @@ class Part:
         return {"offset": self.offset, "count": self.count}
 
 
+_LAUNCH_TEXTS = ("name", "key")
+
+
 @dataclass(frozen=True)
 class LaunchSection:
     """One launch of a dump; offsets count from the payload's start."""
@@ -76,17 +79,21 @@ class LaunchSection:
     """CLOCK_REALTIME when the host asked for the launch, before its kernel was launched; 0: not known."""
     waited_ns: int = 0
     """How long the host waited for the launch's region to be reserved."""
+    key: str = ""
+    """What the program calls the launch."""
 
     @staticmethod
     def entry_keys() -> list[str]:
         """Returns the fields that the segment's LaunchEntry has with the same name and meaning."""
         names = [field.name for field in fields(LaunchSection)]
         return [
-            name for name in names if name in (fmt.LAUNCH_ENTRY.names or ()) and "offset" not in name and name != "name"
+            name
+            for name in names
+            if name in (fmt.LAUNCH_ENTRY.names or ()) and "offset" not in name and name not in _LAUNCH_TEXTS
         ]
 
 
-_LAUNCH_INTEGERS = tuple(field.name for field in fields(LaunchSection) if field.name != "name")
+_LAUNCH_INTEGERS = tuple(field.name for field in fields(LaunchSection) if field.name not in _LAUNCH_TEXTS)
 
 
 @dataclass(frozen=True)
@@ -359,7 +366,8 @@ def _check_names(checker: _Checker, names: Any, what: str = "roles") -> None:
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
     values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
-    entry = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0, "waited_ns": 0} | entry
+    entry = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0, "waited_ns": 0, "key": ""} | entry
+    values["key"] = checker.get(entry, "key", str)
     for key in _LAUNCH_INTEGERS:
         value = entry.get(key)
         if type(value) is not int or not 0 <= value < _INT_LIMIT:  # inline, as there may be thousands of launches

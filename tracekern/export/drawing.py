@@ -28,7 +28,7 @@ from tracekern.timeline.open_spans import known_ends
 from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]
-RESERVED_ARGUMENTS = frozenset({"launch", "epoch", "open", "released_by"})
+RESERVED_ARGUMENTS = frozenset({"launch", "launch_key", "epoch", "open", "released_by"})
 """Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
 
 MANY_ITERATIONS = 3

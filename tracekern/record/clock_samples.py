@@ -263,10 +263,13 @@ class CaptureClocks:
         if self._sampler is not None and self._schedule is not None and self._schedule.before_launch():
             self._sample_or_tell(logging.WARNING)
 
-    def close(self, in_order: bool) -> bool:
-        """Takes the last samples if all ranks close their capture in order. Returns whether they do."""
+    def close(self, in_order: bool, limit_s: float) -> bool:
+        """Takes the last samples if all ranks close their capture in order. Returns whether they do.
+
+        limit_s: how long to wait for the others on this host.
+        """
         if self._schedule is not None:
-            in_order = self._schedule.leave(in_order)
+            in_order = self._schedule.leave(in_order, limit_s)
             self._schedule = None
         return in_order and self._sample_or_tell(logging.INFO)  # a peer that is lost is told of when the dumps are
 

@@ -28,6 +28,24 @@ _WHOLE = (int, Integral)
 """Types of a whole number. int comes first because isinstance() checks it several times faster than Integral."""
 
 
+class LaunchHandle(NamedTuple):
+    """What one kernel launch needs. Made by `Capture.launch()`."""
+
+    descriptor: int
+    """Argument of `with_recorder()` in tracekern.h, which picks the body to launch. 0: this launch is not recorded."""
+    grid: int
+    """Number of blocks."""
+    warps: int
+    """Warps of a block."""
+    stream: int
+    """Handle of the stream."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether this launch is recorded."""
+        return self.descriptor != 0
+
+
 class Kernel(NamedTuple):
     """Arguments of capture.launch() shared by launches with equal regions."""
 
@@ -81,7 +99,7 @@ class Launches:
             self._queue(kernel).reserve(max(1, int(count * part)))
         self._to_come.clear()
 
-    def take(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
+    def take(self, kernel: Kernel, epoch: int, ahead: bool, key: str) -> int:
         """Returns LaunchHandle.descriptor of the next launch of this name; 0 if it is not recorded."""
         progress = self._progress_on(kernel.stream)
         if progress is not None:
@@ -91,7 +109,7 @@ class Launches:
         self._sequence[name] = sequence + 1
         if sequence % self._selection.every:
             return 0
-        return self._queue_of(kernel).take(sequence, epoch)
+        return self._queue_of(kernel).take(sequence, epoch, key)
 
     def _queue_of(self, kernel: Kernel) -> RegionQueue:
         """Returns the kernel's queue. Most launches take the fast path: a known key has been checked before."""
@@ -186,6 +204,12 @@ def check_epoch(name: str, epoch: int) -> None:
     """Raises BadInput for an epoch that does not fit 32 bits."""
     if not isinstance(epoch, _WHOLE) or epoch < 0 or epoch >> 32:
         raise BadInput(f"launch {name!r}: epoch={epoch!r}; wanted a whole number from 0 to 2^32 - 1")
+
+
+def check_key(name: str, key: str) -> None:
+    """Raises BadInput for a key that a dump cannot hold."""
+    if not is_text(key):
+        raise BadInput(f"launch {name!r}: key={key!r}; wanted text")
 
 
 def check_name(name: str) -> None:

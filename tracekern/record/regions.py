@@ -120,7 +120,7 @@ class RegionQueue:
         self._next_batch = 1
         self._ready: deque[Region] = deque()
 
-    def take(self, sequence: int, epoch: int) -> int:
+    def take(self, sequence: int, epoch: int, key: str = "") -> int:
         """Returns LaunchHandle.descriptor of the next launch; without room counts the launch and returns 0."""
         waited_ns = 0
         if not self._ready and self._next_batch:
@@ -135,7 +135,7 @@ class RegionQueue:
         region = self._ready.popleft()
         if self._used is not None:
             self._used.append(region)
-        self._segment.start_launch(region, sequence, epoch, waited_ns)
+        self._segment.start_launch(region, sequence, epoch, key, waited_ns)
         return self._segment.address + region.offset + self._plan.choice
 
     def _reuse(self) -> None:

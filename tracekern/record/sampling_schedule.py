@@ -31,7 +31,6 @@ _FOLLOWER_PAUSES_S = 4.0
 """Pause of a rank that waited in vain; doubles each time, up to a minute."""
 _FOLLOWER_PAUSES_AT_MOST_S = 64.0
 _LAST_WORD_S = 0.1
-_LEAVING_WAITS_S = 60.0
 _POLL_S = 0.0005
 _LEAVING_POLL_S = 0.005
 _LEAVES, _LEAVES_IN_DISORDER = 1, 2
@@ -81,10 +80,10 @@ class SamplingSchedule:
         """Makes sampling due after `duration_s`. Rank 0's value counts."""
         self._own[_DUE] = time.monotonic_ns() + int(duration_s * 1e9)
 
-    def leave(self, in_order: bool) -> bool:
+    def leave(self, in_order: bool, limit_s: float) -> bool:
         """Returns whether all ranks close their captures in order, so that they can sample clocks once more.
 
-        A single rank that raised, lost its device, died, or did not come within a minute makes it False for all.
+        A single rank that raised, lost its device, died, or did not come within `limit_s` makes it False for all.
         """
         own = self._headers[self._rank]
         own["leaving"] = _LEAVES if in_order else _LEAVES_IN_DISORDER
@@ -95,7 +94,7 @@ class SamplingSchedule:
                 or any(int(rank["leaving"]) == _LEAVES_IN_DISORDER for rank in all_ranks)
                 or any(self._is_dead(rank, header) for rank, header in enumerate(all_ranks))
             ),
-            _LEAVING_WAITS_S,
+            limit_s,
             _LEAVING_POLL_S,
         )
         in_order = all(int(rank["leaving"]) == _LEAVES for rank in all_ranks)

@@ -14,9 +14,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group
@@ -30,7 +31,7 @@ from tracekern.record import claims
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.guard import Guard, OnError
-from tracekern.record.launches import Kernel, Launches, check_epoch
+from tracekern.record.launches import Kernel, Launches, LaunchHandle, check_epoch, check_key
 from tracekern.record.selection import Selection
 from tracekern.record.setup import (
     Setup,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from tracekern.record.graphs import TracedGraph
 
 CLOSE_TIMEOUT_S = 60.0
-"""How long a closing capture waits for kernels that still run."""
+"""How long a closing capture waits for kernels that still run, then for the other ranks to close theirs."""
 
 _log = logging.getLogger("tracekern")
 _active: dict[Any, Capture] = {}
@@ -63,24 +64,6 @@ _active: dict[Any, Capture] = {}
 _still_written: list[SegmentWriter] = []
 """Segments of captures that closed while a kernel ran. They stay mapped, or that kernel would crash the process."""
 _num_opened = Counter[Any]()
-
-
-class LaunchHandle(NamedTuple):
-    """What one kernel launch needs. Made by `Capture.launch()`."""
-
-    descriptor: int
-    """Argument of `with_recorder()` in tracekern.h, which picks the body to launch. 0: this launch is not recorded."""
-    grid: int
-    """Number of blocks."""
-    warps: int
-    """Warps of a block."""
-    stream: int
-    """Handle of the stream."""
-
-    @property
-    def traced(self) -> bool:
-        """Whether this launch is recorded."""
-        return self.descriptor != 0
 
 
 def open_capture() -> Capture | None:
@@ -172,7 +155,11 @@ class Capture:
         self._pid = 0
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
+        self._told_of = set[str]()
         self._lock = threading.Lock()
+        self.peers_limit_s = CLOSE_TIMEOUT_S
+        self.on_rival: Callable[[Path], None] | None = None
+        """Closes this capture where the program opens another one, in that directory; else the other is refused."""
 
     @property
     def detail(self) -> Literal["work", "all"]:
@@ -190,6 +177,11 @@ class Capture:
 
     def _enter(self) -> None:
         """Opens the capture on all ranks, or on none."""
+        if (other := open_capture()) is not None and other.on_rival is not None:
+            if other._pid == os.getpid():
+                other.on_rival(self.directory)
+            else:  # that of the rank that this is a fork of
+                _active.pop(this_resident())
         if (other := open_capture()) is not None:
             what_to_do = (
                 "close it first" if other._pid == os.getpid() else "this is a fork of its rank: fork before it opens"
@@ -294,7 +286,7 @@ class Capture:
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
             )
-        return self._clocks.close(in_order and not problem)
+        return self._clocks.close(in_order and not problem, self.peers_limit_s)
 
     @property
     def _is_open(self) -> bool:
@@ -324,6 +316,7 @@ class Capture:
         roles: Sequence[str] = (),
         epoch: int = 0,
         ahead: bool = False,
+        key: str = "",
     ) -> LaunchHandle:
         """Reserves the region of one kernel launch. Call it right before each launch.
 
@@ -337,6 +330,8 @@ class Capture:
             epoch: Epoch of the kernel's signals and waits. In a CUDA graph the kernel's Recorder states it instead.
             ahead: True where the previous launch asked for on this stream has not been started yet: for all but the
                 first of several launches that are asked for at once.
+            key: What this launch is of, such as "layer 3" or the name of a request, which `info` and `report --key`
+                take. It is cut after 95 bytes.
 
         Returns:
             The launch. Its descriptor is 0, and the untraced body runs, where the capture does not select this launch
@@ -348,25 +343,31 @@ class Capture:
         descriptor = 0
         with self._guard:
             check_epoch(name, epoch)
+            if key != "":
+                check_key(name, key)
             if (self._is_recording and os.getpid() == self._pid) or self._is_ours(f"launch({name!r})"):
                 kernel = Kernel(name, grid, warps, stream, events, roles)
                 with self._lock:  # it may be closed by now
-                    descriptor = self._region_of(kernel, epoch, ahead) if self._is_recording else 0
+                    descriptor = self._region_of(kernel, epoch, ahead, key) if self._is_recording else 0
         if self._guard.is_off:
             self._num_given_up += 1
         return LaunchHandle(descriptor, grid, warps, stream)
 
-    def _region_of(self, kernel: Kernel, epoch: int, ahead: bool) -> int:
+    def _region_of(self, kernel: Kernel, epoch: int, ahead: bool, key: str) -> int:
         """Returns LaunchHandle.descriptor."""
         if self._graphs and self._graphs[-1].is_capturing:
-            return self._graphs[-1].add_launch(self._launches.plan(kernel))
+            return self._graphs[-1].add_launch(replace(self._launches.plan(kernel), key=key))
         if self.device.streams.is_captured():
             # All replays of a graph that was not made by capture.graph() would write to one region.
-            told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
-            _log.warning(told, kernel.name)
+            if kernel.name not in self._told_of:  # a server captures hundreds
+                self._told_of.add(kernel.name)
+                told = "launch %s: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
+                _log.warning(told, kernel.name)
             return 0
         self._clocks.before_launch()
-        return self._launches.count(kernel) if self._is_counting else self._launches.take(kernel, epoch, ahead)
+        if self._is_counting:
+            return self._launches.count(kernel)
+        return self._launches.take(kernel, epoch, ahead, key)
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
         """Makes a CUDA graph of what `run` launches on torch's current stream, in two instances: traced and untraced.

@@ -31,6 +31,8 @@ class LaunchPlan:
     """The kernel's event table, JSON as describe_events() gives it."""
     roles: bytes = b"[]"
     """JSON list of role names."""
+    key: str = ""
+    """What the program calls this launch. In a graph only; others get theirs when they start."""
     flags: int = 0
     """ENTRY_* of tracekern.dump.format."""
     choice: int = 0
@@ -47,6 +49,7 @@ class LaunchPlan:
         """Bytes of a LAUNCH_ENTRY without offsets, for a region that no launch has yet."""
         only_host_knows = {
             "name": fmt.cut_name(self.name),
+            "key": fmt.cut_name(self.key),
             "epoch": self.epoch & 0xFFFFFFFF,
             "sequence": self.sequence,
             "stream": self.stream,

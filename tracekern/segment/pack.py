@@ -125,6 +125,12 @@ class _Packed:
     """Number of tracks that several recorders started."""
 
     @property
+    def optional(self) -> dict[str, Any]:
+        """What is written unless it is 0 or empty."""
+        key = self.entry["key"].decode(errors="replace")
+        return {"blocks_run": self.blocks_run, "shared_tracks": self.shared_tracks, "key": key}
+
+    @property
     def num_records(self) -> int:
         return int(self.headers["written"].sum(dtype=np.int64))
 
@@ -168,8 +174,7 @@ def _metadata(
             "records_offset": place(count * fmt.RECORD_BYTES),
             "records_count": count,
         }
-        optional = {"blocks_run": packed.blocks_run, "shared_tracks": packed.shared_tracks}
-        sections.append(section | {key: value for key, value in optional.items() if value})
+        sections.append(section | {key: value for key, value in packed.optional.items() if value})
     fault = parse_fault(segment.fault_record.tobytes(), segment.metadata.get("fault_names", {}))
     counted = int((segment.launches()["flags"] & fmt.ENTRY_COUNTED_ONLY != 0).sum())
     only_counted = counted and not (launches or num_lost or segment.header["launches_refused"])

@@ -61,10 +61,11 @@ def _word_of(dtype: Any, field: str) -> int:
 _DESCRIPTOR_WARPS_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "warps_per_block")
 _DESCRIPTOR_REPLAY = _word_of(fmt.LAUNCH_DESCRIPTOR, "replay")
 _ENTRY_WORDS = fmt.LAUNCH_ENTRY.itemsize // 4
-_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _HOST_NS, _WAITED_NS = (
+_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _HOST_NS, _WAITED_NS, _KEY = (
     _word_of(fmt.LAUNCH_ENTRY, field)
-    for field in ("flags", "generation", "order", "sequence", "epoch", "host_ns", "waited_ns")
+    for field in ("flags", "generation", "order", "sequence", "epoch", "host_ns", "waited_ns", "key")
 )
+_KEY_BYTES = fmt.LAUNCH_ENTRY["key"].itemsize
 _CARRY_BYTES = 1 << 32
 """Regions do not cross multiples of this: kernels count up only the low word of an address (csrc/platform/device.h)."""
 _KEPT_FREE = fmt.ALIGNMENT
@@ -190,10 +191,10 @@ class SegmentWriter(SegmentView):
         places = offsets, descriptors["headers"], descriptors["records"]
         return list(map(Region, range(first_idx, first_idx + count), *(place.tolist() for place in places)))
 
-    def start_launch(self, region: Region, sequence: int, epoch: int, waited_ns: int = 0) -> None:
+    def start_launch(self, region: Region, sequence: int, epoch: int, key: str = "", waited_ns: int = 0) -> None:
         """Gives the region to a launch of its plan: the first one, or the next one of a flight recorder.
 
-        waited_ns: how long the launch waited for the region.
+        waited_ns: how long the launch waited for the region. A long key is cut.
         """
         words, entry = self.words, self._entries_word + region.launch_idx * _ENTRY_WORDS
         flags = words[entry + _FLAGS]
@@ -209,6 +210,11 @@ class SegmentWriter(SegmentView):
         words[entry + _SEQUENCE] = sequence & 0xFFFFFFFF
         words[entry + _EPOCH] = epoch & 0xFFFFFFFF
         words[entry + _WAITED_NS] = min(waited_ns, 0xFFFFFFFF)
+        if key or words[entry + _KEY]:  # that of an earlier launch
+            key_at = 4 * (entry + _KEY)
+            self._bytes[key_at : key_at + _KEY_BYTES] = np.frombuffer(
+                fmt.cut_name(key).ljust(_KEY_BYTES, b"\0"), np.uint8
+            )
         host_ns = time.time_ns()
         words[entry + _HOST_NS], words[entry + _HOST_NS + 1] = host_ns & 0xFFFFFFFF, host_ns >> 32
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED

@@ -168,6 +168,8 @@ class Launch:
     """CLOCK_REALTIME of its host when it asked for the launch, before the kernel was launched; 0: not known."""
     waited_ns: int = 0
     """How long its host waited before that for the recorder to make room."""
+    key: str = ""
+    """What the program calls it: `launch(..., key="layer 3")`."""
     stamp_error_ns: float = 0.0
     """How far times from the cycle counter may be off the rank's clock, if the core clock kept its rate during each
     track; inf where a track never ended. 0 for times of the realtime clock."""

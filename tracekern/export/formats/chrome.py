@@ -298,7 +298,8 @@ def _name(kind: EventType, launch: int, payload: int, launches: tuple[Launch, ..
 
 
 def _launch_arguments(launch: Launch) -> str:
-    return f'"launch":{_json(f"{launch.name} #{launch.sequence}")},"epoch":{launch.epoch}'
+    key = f'"launch_key":{_json(launch.key)},' if launch.key else ""
+    return f'"launch":{_json(f"{launch.name} #{launch.sequence}")},{key}"epoch":{launch.epoch}'
 
 
 def _argument_formatter(fields: tuple[Field, ...], event: EventType, which: int) -> Callable[[int], str]:

@@ -1,10 +1,11 @@
 """Timeline -> Parquet (.parquet): a row for each span and mark, readable columns, for DuckDB, Polars and Spark.
 
 Columns: span (its number, which flows refer to; null for a mark), rank, node, track, kind, block, warp, role, sm,
-event, name (not the event's for host ranges and launches), class, ends_at, launch, sequence, epoch, start_ns, end_ns,
-duration_ns, open, flow_sources (spans of the signals that ended this wait), flow_targets (spans of the waits that this
-signal ended), bytes (that the span moved or announced), the number of the warp group under the kernel's name for it,
-and one for each field that any event has. What a row does not have is null; an open span has no end.
+event, name (not the event's for host ranges and launches), class, ends_at, launch, launch_key, sequence, epoch,
+start_ns, end_ns, duration_ns, open, flow_sources (spans of the signals that ended this wait), flow_targets (spans of
+the waits that this signal ended), bytes (that the span moved or announced), the number of the warp group under the
+kernel's name for it, and one for each field that any event has. What a row does not have is null; an open span has no
+end.
 """
 
 from __future__ import annotations
@@ -41,7 +42,18 @@ from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans
 _ROWS_AT_A_TIME = 1 << 20
 _COLUMNS = frozenset(
     ("span", "rank", "node", "track", "kind", "block", "warp", "role", "sm", "event", "name", "class", "ends_at")
-    + ("launch", "sequence", "epoch", "start_ns", "end_ns", "duration_ns", "open", "flow_sources", "flow_targets")
+    + (
+        "launch",
+        "launch_key",
+        "sequence",
+        "epoch",
+        "start_ns",
+        "end_ns",
+        "duration_ns",
+        "open",
+        "flow_sources",
+        "flow_targets",
+    )
 )
 
 
@@ -149,6 +161,7 @@ class _TableMaker:
             "ends_at": _texts([event.ends_at for event in events], rows.event),
             # Launch -1 is no launch: the empty name and the missing number at the end.
             "launch": _texts([*(launch.name for launch in launches), ""], rows.launch % (len(launches) + 1)),
+            "launch_key": _texts([*(launch.key for launch in launches), ""], rows.launch % (len(launches) + 1)),
             "sequence": _numbers([*(launch.sequence for launch in launches), -1], rows.launch, missing=-1),
             "epoch": _numbers([*(launch.epoch for launch in launches), -1], rows.launch, missing=-1),
         }

@@ -223,6 +223,9 @@ def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tu
 
     text_iid = interner.iid(Interned.ANNOTATION_STRING, f"{launch.name} #{launch.sequence}", sequence)
     which = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch"), text_iid=text_iid)
+    if launch.key:
+        text_iid = interner.iid(Interned.ANNOTATION_STRING, launch.key, sequence)
+        which += interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch_key"), text_iid=text_iid)
     shape = b"".join(number(name, value) for name, value in launch_shape(launch).items())
     group_iid = interner.iid(Interned.ANNOTATION_NAME, launch.group_field) if launch.group_field else 0
     name_iid = interner.iid(Interned.EVENT_NAME, launch.name, sequence)

@@ -123,6 +123,7 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
                 waited_ns=entry.waited_ns,
                 groups=groups[0],
                 group_field=groups[1],
+                key=entry.key,
             )
         )
     return tuple(launches)

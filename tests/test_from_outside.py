@@ -1,0 +1,224 @@
+"""A library that asks for its launches by tracekern.launch(), traced by whoever runs the program that uses it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pybind11
+import pytest
+
+import tracekern
+from tests.kernels import run_kernel
+from tests.outside_ranks import LATE_S, LAUNCHES
+from tests.test_session import TABLE
+from tests.toolchains import CSRC, ROOT, compile_cached, included_files
+from tracekern.dump.reader import read_dump
+from tracekern.record.session import open_capture
+from tracekern.segment.salvage import find_leftovers
+from tracekern.timeline.load import load
+
+LIBRARY = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import tracekern
+from tests.kernels import run_kernel
+
+def step(name="demo"):
+    launch = tracekern.launch(name, grid=2, warps=2, events={TABLE!r})
+    if launch.traced:
+        run_kernel(launch.descriptor, 2, 2, 3)
+    return launch.traced
+
+"""
+
+
+def run(program: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", LIBRARY + program]
+    return subprocess.run(words, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=60)
+
+
+def names_in(directory: Path) -> list[str]:
+    return [launch.name for launch in read_dump(directory / "rank_00000.tkdump").launches]
+
+
+def record(tmp_path: Path, *command: object, **env: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "tracekern", "record", "-o", "out", "--", *map(str, command)]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env
+    return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_without_a_capture_a_launch_is_untraced_and_opens_nothing(tmp_path: Path):
+    assert tracekern.launch("demo", grid=4, warps=2, stream=3, events=TABLE) == (0, 4, 2, 3)
+    with tracekern.capture(tmp_path) as capture:
+        launch = tracekern.launch("demo", grid=1, warps=1, events=TABLE, epoch=3)
+        run_kernel(launch.descriptor, 1, 1, 2)
+        assert open_capture() is capture
+    assert not tracekern.launch("demo", grid=4, warps=2, events=TABLE).traced
+    (entry,) = load(tmp_path).launches
+    assert (entry.name, entry.epoch) == ("demo", 3)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit(5)", 5),
+        ("1 / 0", 1),
+        ("import multiprocessing as m; p = m.get_context('fork').Process(target=step); p.start(); p.join()", 0),
+        ("\nif os.fork() == 0:\n    print(step(), file=sys.stderr); sys.exit()\nos.wait()", 0),
+    ],
+)
+def test_the_variable_captures_until_the_end_whatever_it_is(tmp_path: Path, end: str, code: int):
+    ended = run(f"print(step(), step())\n{end}", tmp_path, TRACEKERN_CAPTURE="out")
+    assert (ended.returncode, ended.stdout) == (code, "True True\n"), ended.stderr
+    assert names_in(tmp_path / "out") == ["demo"] * 2
+    assert ended.stderr.count("in a fork of its rank") == ("fork" in end)
+    assert ("Error" in ended.stderr) == (end == "1 / 0")
+
+
+def test_only_a_child_process_launches(tmp_path: Path):
+    """As under multiprocessing.Process, which ends without what atexit has."""
+    program = "import multiprocessing as m; p = m.get_context('fork').Process(target=step); p.start(); p.join()"
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert names_in(tmp_path / "out") == ["demo"]
+
+
+def test_the_programs_own_capture_comes_first(tmp_path: Path):
+    program = """
+with tracekern.capture("first"):
+    step("in first")
+step("between")
+with tracekern.capture("second") as capture:
+    step("in second")
+print(step("behind"))
+"""
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out")
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
+    assert ended.stderr == (f"capture {tmp_path}/out: closed, as the program opens its own into {tmp_path}/second\n")
+    found = {name: names_in(tmp_path / name) for name in ("first", "out", "second")}
+    assert found == {"first": ["in first"], "out": ["between"], "second": ["in second"]}
+
+
+def test_a_fork_may_open_a_capture_of_its_own(tmp_path: Path):
+    """As it may without the variable."""
+    program = """
+step("of the rank")
+if os.fork() == 0:
+    with tracekern.capture("own"):
+        sys.exit(not step("of the fork"))
+print(os.wait()[1], step("of the rank"))
+"""
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0 True\n", "")
+    assert {name: names_in(tmp_path / name) for name in ("own", "out")} == {
+        "own": ["of the fork"],
+        "out": ["of the rank"] * 2,
+    }
+
+
+def test_options_come_as_json(tmp_path: Path):
+    program = "print(*(step() for _ in range(4)))"
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out", TRACEKERN_CAPTURE_OPTIONS='{"every": 2}')
+    assert (ended.stdout, ended.stderr) == ("True False True False\n", "")
+    for text, why in {
+        "every=2": "wanted arguments of tracekern.capture() as JSON",
+        "[1]": "wanted arguments of tracekern.capture() as JSON",
+        '{"evry": 2}': "unexpected keyword argument 'evry'",
+        '{"every": 0}': "every=0: wanted 1 or more",
+    }.items():
+        ended = run(program, tmp_path, TRACEKERN_CAPTURE="none", TRACEKERN_CAPTURE_OPTIONS=text)
+        assert (ended.returncode, ended.stdout) == (0, "False False False False\n")
+        (line,) = ended.stderr.splitlines()
+        assert line.startswith(f"capture {tmp_path}/none: ")
+        assert why in line
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_rank_that_never_joins_the_others_says_so_at_its_end(tmp_path: Path):
+    ended = run("print(step())", tmp_path, TRACEKERN_CAPTURE="out", RANK="1", WORLD_SIZE="2")
+    assert (ended.returncode, ended.stdout) == (0, "False\n")
+    why = "nothing was recorded: rank 1 of 2 had not initialised torch.distributed at its last launch"
+    assert ended.stderr == f"capture {tmp_path}/out: {why}\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("os.kill(os.getpid(), signal.SIGTERM)", 143), ("os._exit(4)", 4)],
+)
+def test_record_saves_what_a_killed_process_left(tmp_path: Path, end: str, code: int):
+    ended = record(tmp_path, sys.executable, "-c", f"{LIBRARY}step()\n{end}")
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.splitlines()[:2] == [
+        "rank 0 ended without closing the capture: saved from shared memory",
+        "1 launch of rank 0 -> out",
+    ]
+    assert load(tmp_path / "out").ranks[0].state == "salvaged"
+    assert not [leftover for leftover in find_leftovers() if leftover.directory == tmp_path / "out"]
+
+
+def test_record_names_what_cannot_run_and_what_recorded_nothing(tmp_path: Path, command_line):
+    refused = command_line("record", "-o", tmp_path / "out", "no-such-program", "--help")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "tracekern: record: cannot run no-such-program --help: No such file or directory\n"
+    refused = command_line("record", "-o", tmp_path / "out", "--every", "0", "true")
+    assert (refused.returncode, refused.stderr[:18]) == (2, "tracekern: every=0")
+    nothing = command_line("record", "-o", tmp_path / "out", sys.executable, "-c", "print('its own line'); exit(9)")
+    assert (nothing.returncode, nothing.stdout) == (9, "its own line\n")
+    assert nothing.stderr.startswith(f"{tmp_path}/out: nothing was recorded: ")
+
+
+@pytest.fixture(scope="module")
+def my_kernel() -> Path:
+    """The compiled examples/my_kernel."""
+    headers = hashlib.sha256(b"".join(path.read_bytes() for path in included_files(CSRC / "tracekern.h", CSRC)))
+    includes = [f"-I{path}" for path in (pybind11.get_include(), sysconfig.get_path("include"))]
+    flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DHEADERS=x{headers.hexdigest()}", *includes)
+    return compile_cached(("g++", *flags), ROOT / "examples" / "my_kernel" / "my_kernel.cpp", ".so")
+
+
+def record_ranks(tmp_path: Path, case: str, kernel: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return record(tmp_path, *torchrun, ROOT / "tests" / "outside_ranks.py", case, kernel, **env)
+
+
+@pytest.mark.parametrize("case", ["in order", "with its group"])
+def test_record_captures_all_ranks_of_torchrun(tmp_path: Path, my_kernel: Path, case: str):
+    ended = record_ranks(tmp_path, case, my_kernel)
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if " -> " in line]
+    assert lines == [f"{2 * LAUNCHES} launches of ranks 0 and 1 -> out"]
+    assert re.search("who waits for whom: .*tracekern report out   show it: .*tracekern open out", ended.stderr)
+    timeline = load(tmp_path / "out", strict=True)
+    assert [(launch.rank, launch.sequence) for launch in timeline.launches] == [
+        (rank, number) for rank in range(2) for number in range(LAUNCHES)
+    ]
+    assert {rank.state for rank in timeline.ranks} == {"closed"}
+
+
+def test_ranks_that_launch_do_not_wait_long_for_one_that_does_not(tmp_path: Path, my_kernel: Path):
+    ended = record_ranks(tmp_path, "never launches", my_kernel, TRACEKERN_GROUP_TIMEOUT_S="2")
+    assert ended.returncode == 0, ended.stderr
+    told = [line for line in ended.stderr.splitlines() if line.startswith("capture ")]
+    assert told == [
+        f"capture {tmp_path}/out: rank 0: not all ranks open what this one opens: rank 1 did not come within 2 s; "
+        "nothing more is recorded, the run goes on"
+    ]
+    assert (tmp_path / "traced-0").read_text() == "0"
+    assert LATE_S > 2
+
+
+def test_a_rank_that_ends_early_is_recorded_too_and_holds_up_nobody(tmp_path: Path, my_kernel: Path):
+    """torchrun ends the other rank by SIGTERM, when it sees the end of the first. This one waited a minute for it."""
+    ended = record_ranks(tmp_path, "fails", my_kernel)
+    assert ended.returncode == 1, ended.stderr
+    assert not (tmp_path / "slept-0").exists()
+    timeline = load(tmp_path / "out")
+    assert [len([launch for launch in timeline.launches if launch.rank == rank]) for rank in range(2)] == [LAUNCHES] * 2

@@ -1,0 +1,160 @@
+"""tracekern.start() and stop(): a part of what a server launches, asked for by a request that it handles."""
+
+from __future__ import annotations
+
+import http.server
+import logging
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tracekern
+from tests.kernels import run_kernel
+from tests.test_resident import on_ranks
+from tests.test_session import TABLE
+from tracekern.comm.group import Group
+from tracekern.record import from_outside
+from tracekern.timeline.load import load
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_open() -> Iterator[None]:
+    yield
+    for window in from_outside._windows.values():
+        window.end()
+    from_outside._windows.clear()
+
+
+def step(name: str = "demo") -> bool:
+    launch = tracekern.launch(name, grid=1, warps=1, events=TABLE)
+    if launch.traced:
+        run_kernel(launch.descriptor, 1, 1, 2)
+    return launch.traced
+
+
+def test_a_number_of_launches_is_recorded_then_none(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    assert not step()
+    assert tracekern.start(tmp_path / "window", launches=3, every=2) == tmp_path / "window"
+    assert [step() for _ in range(6)] == [True, False, True, False, False, False]
+    assert len(load(tmp_path / "window").launches) == 2, "it is saved already"
+    assert caplog.messages == []
+    assert tracekern.stop() == tmp_path / "window"
+    assert tracekern.stop() is None
+    assert [message.partition(": ")[0] for message in caplog.messages] == ["tracekern.stop()"]
+    assert tracekern.start(tmp_path / "next") == tmp_path / "next"
+    assert [step() for _ in range(6)] == [True] * 6
+    assert tracekern.start(tmp_path / "last") == tmp_path / "last"
+    assert len(load(tmp_path / "next").launches) == 6
+    assert step("last")
+    assert tracekern.stop() == tmp_path / "last"
+    assert not step()
+    assert [launch.name for launch in load(tmp_path / "last").launches] == ["last"]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """/start/DIRECTORY, and /stop."""
+
+    def do_GET(self) -> None:
+        path = self.path.removeprefix("/start")
+        directory = tracekern.stop() if path == "/stop" else tracekern.start(path, max_bytes=1 << 26)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(directory).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def ask() -> Iterator:
+    """Sends a request to a server of this process, which handles each in a thread of its own."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        yield lambda path: urllib.request.urlopen(where + path, timeout=60).read().decode()
+        server.shutdown()
+
+
+def test_requests_start_and_stop_it_while_another_thread_launches(tmp_path: Path, ask, caplog):
+    is_over, counts = threading.Event(), {True: 0, False: 0}
+
+    def serve() -> None:
+        while not is_over.wait(0.001):
+            counts[step()] += 1
+
+    engine = threading.Thread(target=serve)
+    engine.start()
+    for name in ("a", "b"):
+        before = counts[True]
+        assert ask(f"/start{tmp_path}/{name}") == f"{tmp_path}/{name}"
+        while counts[True] < before + 5:
+            pass
+        assert ask("/stop") == f"{tmp_path}/{name}"
+        assert len(load(tmp_path / name, strict=True).launches) == counts[True] - before
+    is_over.set()
+    engine.join()
+    assert ask("/stop") == "None"
+    assert len(caplog.messages) == 1
+
+
+def test_a_server_without_work_is_stopped_by_the_request_itself(tmp_path: Path, ask):
+    ask(f"/start{tmp_path}/window")
+    step()
+    assert ask("/stop") == f"{tmp_path}/window"
+    assert len(load(tmp_path / "window").launches) == 1
+    ask(f"/start{tmp_path}/nothing")
+    assert ask("/stop") == "None"
+    assert not step()
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def told() -> str:
+        (line,) = caplog.messages
+        caplog.clear()
+        return line
+
+    assert tracekern.start(tmp_path / "window", evry=2) is None
+    assert "unexpected keyword argument 'evry'" in told()
+    assert tracekern.start(tmp_path / "window", launches=0) is None
+    assert told() == f"capture {tmp_path}/window: start(launches=0): wanted 1 or more; nothing is recorded"
+    with tracekern.capture(tmp_path / "own"):
+        assert tracekern.start(tmp_path / "window") is None
+        assert told() == (
+            f"capture {tmp_path}/window: a capture into {tmp_path}/own is open; close it first; nothing is recorded"
+        )
+        assert step()
+    (tmp_path / "file").touch()
+    assert tracekern.start(tmp_path / "file" / "window")
+    assert not step()
+    assert "cannot be written" in told()
+    assert not step()
+    assert tracekern.stop() is None
+
+
+def record_a_window(group: Group, directory: str) -> list[bool]:
+    logging.getLogger("tracekern").setLevel(logging.ERROR)
+    traced = [step("before")]
+    tracekern.start(directory, launches=2)
+    traced += [step("inside") for _ in range(3)]
+    assert tracekern.stop() == Path(directory)
+    return traced
+
+
+def test_all_ranks_record_the_same_window(tmp_path: Path, pools):
+    pool = pools(2)
+    for name in ("first", "second"):
+        assert pool.call(record_a_window, str(tmp_path / name)) == [[False, True, True, False]] * 2
+        timeline = load(tmp_path / name, strict=True)
+        assert [(launch.rank, launch.name) for launch in timeline.launches] == [(0, "inside")] * 2 + [(1, "inside")] * 2
+
+
+def test_so_do_ranks_that_are_threads_of_one_process(tmp_path: Path):
+    def record() -> list[bool]:
+        tracekern.start(tmp_path / "window", launches=2, device="cpu")
+        return [step("inside") for _ in range(3)]
+
+    assert on_ranks(2, record) == [[True, True, False]] * 2
+    assert [launch.rank for launch in load(tmp_path / "window", strict=True).launches] == [0, 0, 1, 1]

@@ -1,0 +1,131 @@
+"""`tracekern record`: runs a program whose kernels ask for their launches by tracekern.launch(), and captures them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.output import note, quoted, show_it, suggest
+from tracekern.errors import BadInput
+from tracekern.formatting import count, ranks
+
+if TYPE_CHECKING:
+    from tracekern.segment.salvage import Leftover
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+
+
+def record(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for the capture."),
+    ],
+    records_per_track: Annotated[str, typer.Option(help="Room of a track; auto: 1,024 records.")] = "auto",
+    keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
+    every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
+) -> None:
+    """Run a program and capture what its kernels ask for by tracekern.launch(), on all its ranks.
+
+    Ends with the exit code of the program.
+    """
+    from tracekern.segment.salvage import find_leftovers
+
+    chosen: dict[str, Any] = {
+        "records_per_track": options.parse_records(records_per_track),
+        "keep": keep,
+        "every": every,
+    }
+    _check(output, chosen)
+    directory = output.absolute()
+    older = {leftover.run_id for leftover in find_leftovers()}
+    began_ns = time.time_ns()
+    env = {"TRACEKERN_CAPTURE": str(directory), "TRACEKERN_CAPTURE_OPTIONS": json.dumps(chosen)}
+    exit_code = _run(command, env)
+    _save_rest(directory, [leftover for leftover in find_leftovers() if leftover.run_id not in older])
+    _tell(output, began_ns)
+    raise typer.Exit(exit_code)
+
+
+def _check(output: Path, chosen: dict[str, Any]) -> None:
+    """Raises BadInput for what no capture can have. In the program it would only be a line of its log."""
+    from tracekern.record.selection import Selection
+
+    Selection(**chosen)
+    there = next(place for place in (output.absolute(), *output.absolute().parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise BadInput(f"{output}: cannot be written, {there} is a file or not yours; choose another directory")
+
+
+def _run(command: list[str], env: dict[str, str]) -> int:
+    """Returns the exit code as a shell gives it. Ctrl-C reaches the program by itself, as it shares the terminal."""
+    try:
+        program = subprocess.Popen(command, env=os.environ | env)
+    except OSError as error:
+        raise BadInput(f"record: cannot run {quoted(*command)}: {error.strerror}") from None
+    with _signals_passed_on(program):
+        code = program.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _signals_passed_on(program: subprocess.Popen[bytes]) -> Iterator[None]:
+    before = {number: signal.signal(number, lambda number, _: program.send_signal(number)) for number in _PASSED_ON}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, _: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _save_rest(directory: Path, leftovers: list[Leftover]) -> None:
+    """Saves what ranks that were killed left in shared memory."""
+    from tracekern.dump.attempts import is_attempt_of
+    from tracekern.segment.salvage import salvage_run
+
+    place = directory.resolve()
+    runs: dict[str, list[Leftover]] = {}
+    for leftover in leftovers:
+        if leftover.directory == place or is_attempt_of(place, leftover.directory):
+            runs.setdefault(leftover.run_id, []).append(leftover)
+    for run_id, of_run in runs.items():
+        whose = ranks([leftover.rank for leftover in of_run])
+        if any(leftover.is_running for leftover in of_run):
+            note(f"{whose} of run {run_id} still run; what they recorded so far: {suggest('snapshot', run_id)}")
+        else:
+            salvage_run(run_id)
+            note(f"{whose} ended without closing the capture: saved from shared memory")
+
+
+def _tell(directory: Path, began_ns: int) -> None:
+    """Names what was captured since `began_ns`, and the commands that show it."""
+    from tracekern.dump.reader import peek_metadata
+
+    places = [directory, *sorted(directory.glob("attempt-*"))]
+    is_there = False
+    for place in places:  # a fault or a restart makes attempts
+        found = []
+        for dump in sorted(place.glob("rank_*.tkdump")):
+            with contextlib.suppress(BadInput):
+                metadata = peek_metadata(dump)
+                if metadata["packed_ns"] >= began_ns:
+                    found.append(metadata)
+        if found:
+            is_there = True
+            num_launches = sum(len(metadata["launches"]) for metadata in found)
+            note(f"{count(num_launches, 'launch')} of {ranks([metadata['rank'] for metadata in found])} -> {place}")
+            partial = ["--partial"] if len(found) < found[0]["num_ranks"] else []
+            note(f"who waits for whom: {suggest('report', place, *partial)}   {show_it(place)}")
+    if not is_there:
+        note(f"{directory}: nothing was recorded: the program never called tracekern.launch(), or its log says why not")
