@@ -10,13 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tracekern.analysis.findings import analyze
 from tracekern.timeline.load import load
+from tracekern.viewers.report.headlines import headlines
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"
 SIGNALS = ROOT / "examples" / "signals"
+RING = ROOT / "examples" / "ring"
 EXTENSION = ROOT / "examples" / "torch_extension"
 
 
@@ -70,6 +74,32 @@ def test_kernels_that_wait_for_other_ranks(tmp_path):
     timeline = load(tmp_path / "signals-capture")
     assert {"fault", "open_span"} <= {problem.kind for problem in timeline.problems}
     assert len(timeline.flows) == 2 * 2
+
+
+def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on this machine")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*torchrun, RING / "run_it.py", "--delays", "--slow", "1", "-o", tmp_path / "ring"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall(r"rank \d received all", done.stdout)) == ["rank 0 received all", "rank 1 received all"]
+    timeline = load(tmp_path / "ring")
+    assert timeline.problems == ()
+    findings = analyze(timeline)
+    worst = findings.full_rings[0]
+    assert (worst.channel, worst.slots, worst.sender, worst.receiver, worst.num_rings) == ("credit", 12, 0, 1, 2)
+    (waiting,) = [line.text for line in headlines(findings) if line.word == "waiting"]
+    named = r"rank 1's ring of 12 slots \(channel credit, the fullest of 2\) is full [\d.]+ % of the time of rank 0's"
+    assert re.search(named, waiting), waiting
+    waits = findings.every_wait
+    events = [timeline.events[idx].name for idx in timeline.spans.event[waits.row]]
+    last = [peer >= 0 for peer, event in zip(waits.peer, events, strict=True) if event == "wait_arrival"]
+    assert last == [True] * (2 * 4 * 2)  # ranks, calls, channels: of each barrier it is known who came last
+    tails = timeline.rows_of("signal_tail")
+    served = timeline.flows.wait[np.isin(timeline.flows.signal, tails)]
+    assert len(served) == 2 * 4 * 2 * 2 * 25 > len(tails)  # ranks, calls, channels, warps, chunks taken
 
 
 def test_the_guide_shows_the_example_as_it_is():

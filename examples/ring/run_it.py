@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/ring/run_it.py [--slow RANK] [--delays] [--backend cpu|cuda]
     tracekern report ring-capture
 
---slow: this rank takes 0.1 ms longer for a token than the others; the report says whose ring is full.
+--slow: this rank takes 1 ms longer for a token than the others; the report says whose ring is full.
 Exits with 0 where every rank received what was sent.
 """
 
@@ -25,7 +25,7 @@ import tracekern
 
 HERE = Path(__file__).resolve().parent
 NUM_CALLS, NUM_CHANNELS, NUM_TOKENS = 4, 2, 50
-SLOW_NS = 100_000
+SLOW_NS = 1_000_000
 COMPILERS = {
     "cpu": ["g++", "-fPIC", "-pthread"],
     "cuda": ["nvcc", "-x", "cu", "-arch=native", "-Xcompiler", "-fPIC"],
