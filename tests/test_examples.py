@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tracekern
+from tests.toolchains import NVCC, require
 from tracekern.analysis.findings import analyze
 from tracekern.timeline.load import load
 from tracekern.viewers.report.headlines import headlines
@@ -102,10 +104,23 @@ def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path):
     assert len(served) == 2 * 4 * 2 * 2 * 25 > len(tails)  # ranks, calls, channels, warps, chunks taken
 
 
+def test_the_page_on_libraries_compiles(tmp_path):
+    require("nvcc")
+    page = (ROOT / "docs" / "libraries.md").read_text()
+    named = "tracekern::Recorder<true, static_cast<tracekern::RecordFormat>(0)>::Args"  # as trace_type() writes it
+    used = f"template __global__ void combine(float*, {named});\n"
+    source = tmp_path / "library.cu"
+    source.write_text("\n".join(re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)) + used)
+    flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-c", source, "-o", tmp_path / "library.o")
+    done = subprocess.run([*NVCC, *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_guide_shows_the_example_as_it_is():
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
     kernel = (EXAMPLE / "my_kernel.cpp").read_text() + (EXTENSION / "square.cu").read_text()
     kernel += (ROOT / "examples" / "two_handles" / "exchange.cpp").read_text() + (SIGNALS / "signals.cpp").read_text()
+    kernel += (RING / "ring.cpp").read_text()
     script = "".join((folder / "trace_it.py").read_text() for folder in (EXAMPLE, EXTENSION, SIGNALS))
     blocks = [block.split("\n", 1) for block in guide.split("```")[1::2]]
     shown = {"cpp": kernel, "python": script}
