@@ -11,6 +11,7 @@ from tracekern.analysis.waits.full_rings import FullRing, find_full_rings
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ChannelKind, Timeline
 from tracekern.viewers.report.headlines import headlines
+from tracekern.viewers.report.questions.time import QUESTION
 
 
 def wait(start: int, end: int, level: int, epoch: int = 1, slot: int = 0) -> End:
@@ -51,6 +52,7 @@ def test_a_ring_is_full_while_any_warp_waits_for_room():
     (line,) = [line.text for line in headlines(analyze(timeline)) if line.word == "waiting"]
     said = "rank 1's ring of 3 slots (channel token, the fullest of 2) is full 13 % of the time of rank 0's kernels"
     assert line.endswith(said)
+    assert f"<p>R{said[1:]}.</p>".replace("'", "&#x27;") in QUESTION.draw(analyze(timeline)).body
 
 
 def test_a_window_counts_what_reaches_into_it():

@@ -203,7 +203,7 @@ TK_DEVICE void ring(Warp& warp, const RingArgs& args, typename Rec::Args trace) 
 
 #ifdef __CUDACC__
 template <class Rec>
-__global__ void ring_kernel(const RingArgs args, const LaunchSize size, typename Rec::Args trace) {
+__global__ void ring_kernel(const __grid_constant__ RingArgs args, const LaunchSize size, typename Rec::Args trace) {
     Warp warp(size);
     ring<Rec>(warp, args, trace);
 }
