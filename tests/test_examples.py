@@ -10,13 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import tracekern
+from tests.toolchains import NVCC, require
+from tracekern.analysis.findings import analyze
 from tracekern.timeline.load import load
+from tracekern.viewers.report.headlines import headlines
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"
 SIGNALS = ROOT / "examples" / "signals"
+RING = ROOT / "examples" / "ring"
 EXTENSION = ROOT / "examples" / "torch_extension"
 
 
@@ -72,10 +78,49 @@ def test_kernels_that_wait_for_other_ranks(tmp_path):
     assert len(timeline.flows) == 2 * 2
 
 
+def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on this machine")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*torchrun, RING / "run_it.py", "--delays", "--slow", "1", "-o", tmp_path / "ring"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall(r"rank \d received all", done.stdout)) == ["rank 0 received all", "rank 1 received all"]
+    timeline = load(tmp_path / "ring")
+    assert timeline.problems == ()
+    findings = analyze(timeline)
+    worst = findings.full_rings[0]
+    assert (worst.channel, worst.slots, worst.sender, worst.receiver, worst.num_rings) == ("credit", 12, 0, 1, 2)
+    (waiting,) = [line.text for line in headlines(findings) if line.word == "waiting"]
+    named = r"rank 1's ring of 12 slots \(channel credit, the fullest of 2\) is full [\d.]+ % of the time of rank 0's"
+    assert re.search(named, waiting), waiting
+    waits = findings.every_wait
+    events = [timeline.events[idx].name for idx in timeline.spans.event[waits.row]]
+    last = [peer >= 0 for peer, event in zip(waits.peer, events, strict=True) if event == "wait_arrival"]
+    assert last == [True] * (2 * 4 * 2)  # ranks, calls, channels: of each barrier it is known who came last
+    tails = timeline.rows_of("signal_tail")
+    served = timeline.flows.wait[np.isin(timeline.flows.signal, tails)]
+    assert len(served) == 2 * 4 * 2 * 2 * 25 > len(tails)  # ranks, calls, channels, warps, chunks taken
+
+
+def test_the_page_on_libraries_compiles(tmp_path):
+    require("nvcc")
+    page = (ROOT / "docs" / "libraries.md").read_text()
+    named = "tracekern::Recorder<true, static_cast<tracekern::RecordFormat>(0)>::Args"  # as trace_type() writes it
+    used = f"template __global__ void combine(float*, {named});\n"
+    source = tmp_path / "library.cu"
+    source.write_text("\n".join(re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)) + used)
+    flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-c", source, "-o", tmp_path / "library.o")
+    done = subprocess.run([*NVCC, *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_guide_shows_the_example_as_it_is():
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
     kernel = (EXAMPLE / "my_kernel.cpp").read_text() + (EXTENSION / "square.cu").read_text()
     kernel += (ROOT / "examples" / "two_handles" / "exchange.cpp").read_text() + (SIGNALS / "signals.cpp").read_text()
+    kernel += (RING / "ring.cpp").read_text()
     script = "".join((folder / "trace_it.py").read_text() for folder in (EXAMPLE, EXTENSION, SIGNALS))
     blocks = [block.split("\n", 1) for block in guide.split("```")[1::2]]
     shown = {"cpp": kernel, "python": script}

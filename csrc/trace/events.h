@@ -12,7 +12,8 @@
 // only. A wait, signal or sync is stored when it opens: at most 32 bits are left for its end. `peer` is always the
 // other rank. A field of that name may stand at both sides, as what was expected and what came. A channel is "name kind
 // key-fields": a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one
-// signal), `credit` (a value of at least what was wanted), `barrier` (all signals of the key).
+// signal), `count` and `credit` (a value of at least what was wanted), `barrier` (all signals of the key), `group` and
+// `grid` (warps meet, without a signal).
 //
 // A seventh value is the level of detail, 1 where it is missing: a body of the kernel whose recorder has a lower one is
 // compiled without the event (trace/trace_choice.h).
@@ -177,7 +178,8 @@ std::string describe_events() {
                   "the fields of " #name ": wanted \"name:bits name:bits ...\", of 1 to 55 bits");                 \
     static_assert(::tracekern::is_channel(channel, begin_fields, end_fields),                                      \
                   "the channel of " #name                                                                          \
-                  ": wanted \"\" or \"name kind key-fields\"; kind: data, credit or barrier; keys: fields");       \
+                  ": wanted \"\" or \"name kind key-fields\"; kind: data, count, credit, barrier, group or "       \
+                  "grid; keys: fields");                                                                           \
     static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=       \
                       ::tracekern::kPayloadBits,                                                                   \
                   "the fields of " #name " need more than 55 bits together");                                      \

@@ -21,6 +21,7 @@ from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
+from tracekern.analysis.waits.full_rings import FullRing, find_full_rings
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.why.answer import Answer, explain, no_cost
@@ -140,6 +141,11 @@ class Findings:
     def matrix(self) -> WaitMatrix:
         """How long each rank waited for each other."""
         return wait_matrix(self.timeline, self.waits)
+
+    @cached_property
+    def full_rings(self) -> tuple[FullRing, ...]:
+        """Rings whose sender waited for room, the one that was full longest first."""
+        return find_full_rings(self.timeline, self.waits, self.window)
 
     @cached_property
     def graph(self) -> EventGraph:

@@ -23,7 +23,7 @@ def exposed(spans: Spans, chosen: Mask) -> Int64:
     return result
 
 
-def unions(track: Int32, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+def unions(track: Int32 | Int64, start: Int64, end: Int64) -> tuple[Int64, Int64]:
     """Intervals sorted by (track, start), joined where they overlap on a track: ([m] index of the first, [m] end)."""
     if not len(start):
         return np.empty(0, np.int64), np.empty(0, np.int64)

@@ -136,7 +136,7 @@ def local_barriers(timeline: Timeline) -> LocalBarriers:
     return LocalBarriers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _values(timeline: Timeline, rows: Int64, field: str) -> Int64:
+def values_of(timeline: Timeline, rows: Int64, field: str) -> Int64:
     """[n] values of a field, 0 where an event has none of that name."""
     values = np.zeros(len(rows), np.int64)
     event = timeline.spans.event[rows]
@@ -155,7 +155,7 @@ def _meetings(timeline: Timeline, channel: Channel, rows: Int64) -> tuple[Int64,
         return rows, rows
     lacks_first = np.array([launch.records_overwritten > 0 for launch in timeline.launches], bool)[spans.launch]
     rows = rows[~lacks_first[rows] | (spans.end[rows] != OPEN_END)]
-    keys = [_values(timeline, rows, name) for name in channel.key]
+    keys = [values_of(timeline, rows, name) for name in channel.key]
     passes = group_rows(len(rows), spans.launch[rows], spans.track[rows], *keys).group
     order = np.argsort(passes, kind="stable")
     rows, passes, keys = rows[order], passes[order], [key[order] for key in keys]
@@ -174,7 +174,7 @@ def _meetings(timeline: Timeline, channel: Channel, rows: Int64) -> tuple[Int64,
     left_early = closed & (end < start[last[meeting.group]])
     launch, place, *_ = meeting.columns
     wanted = np.maximum(
-        _values(timeline, rows[last], _NUM_WARPS), _num_warps(timeline, launch, place, place_of_track) * (not keys)
+        values_of(timeline, rows[last], _NUM_WARPS), _num_warps(timeline, launch, place, place_of_track) * (not keys)
     )
     sound = ~headless[last] & (meeting.count() >= wanted)
     if keys:  # who belongs there is not on record where records are missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.waits.full_rings import FullRing
 from tracekern.analysis.why.chain import Chain
 from tracekern.formatting import count, duration, escape, percent
 from tracekern.viewers.report.charts import stacked_bars, time_scale
@@ -37,6 +38,9 @@ _CLASS_LOOKS = {
 }
 _MAX_PHASES = 10
 _MAX_LINKS = 8
+_MAX_RINGS = 8
+_FULL_SHARE = 0.01
+"""Rings that are full for less of their sender's time are not told of."""
 
 
 def draw(findings: Findings) -> Answer:
@@ -54,6 +58,7 @@ def draw(findings: Findings) -> Answer:
             _phase_bars(findings),
             _phase_table(findings),
         ]
+        body += [f"<p>R{escape(describe_ring(ring))[1:]}.</p>" for ring in told_rings(findings)[:_MAX_RINGS]]
     if chains := findings.longest_waits:
         body += ["<h3>The longest waits by phase, and why they lasted</h3>", _chain_table(chains)]
     aside = (
@@ -65,6 +70,22 @@ def draw(findings: Findings) -> Answer:
 
 
 QUESTION = Question("time", "Time", "Work or wait?", draw, order=20)
+
+
+def told_rings(findings: Findings) -> list[FullRing]:
+    """Rings that were full for long enough to tell of it, the worst first."""
+    return [ring for ring in findings.full_rings if ring.share >= _FULL_SHARE]
+
+
+def describe_ring(ring: FullRing) -> str:
+    """ "rank 1's ring of 12 slots (channel credit) is full 6 % of the time of rank 0's kernels"."""
+    size = f" of {count(ring.slots, 'slot')}" if ring.slots else ""
+    which = f", the fullest of {ring.num_rings}" if ring.num_rings > 1 else ""
+    share = percent(ring.full_ns, ring.kernels_ns)
+    return (
+        f"rank {ring.receiver}'s ring{size} (channel {ring.channel}{which}) is full {share} of the time of "
+        f"rank {ring.sender}'s kernels"
+    )
 
 
 def _share_bars(findings: Findings) -> Figure:
