@@ -15,9 +15,9 @@ SHAPE = {"max_tokens": 1, "topk": 1, "hidden": 1, "dtype": "bf16", "variant": "p
 
 def encoder(num_spans: int = 300, **changes: Any) -> tuple[Any, dict[str, Any]]:
     """Of spans side by side on one track; and the dict of their columns."""
-    iids = ("open_iid", "released_by_iid", "sent_iid", "released_iid", "flow_category_iid")
+    iids = ("open_iid", "released_by_iid", "bytes_iid", "rate_iid", "sent_iid", "released_iid", "flow_category_iid")
     names = dict.fromkeys(("lane_stride", *iids), 1)
-    events = [(1, 1, 0, [(1, changes.get("shift", 0), 8, False)], [])]
+    events = [(1, 1, 0, [(1, changes.get("shift", 0), 8, False)], [], False)[: changes.get("values", 6)]]
     tables = {"tracks": [(1, 1)], "events": events, "launches": [], "time_shift": 0, **names}
     times = np.arange(num_spans)
     row = {"track": np.zeros_like(times, np.int32), "event": np.zeros_like(times, np.int32)}
@@ -25,6 +25,7 @@ def encoder(num_spans: int = 300, **changes: Any) -> tuple[Any, dict[str, Any]]:
     payload = np.zeros_like(times, np.uint64)
     spans = {**row, "start": times, "end": times, "draw_end": times, "begin_payload": payload, "end_payload": payload}
     spans["releaser_iid"] = np.zeros_like(times, np.uint32)
+    spans["group"] = spans["bytes"] = np.full_like(times, -1)
     spans |= {name: column for name, column in changes.items() if name in spans}
     numbers, payloads, times_of_none = np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0, np.int64)
     marks = {"track": numbers, "event": numbers, "launch": numbers, "time": times_of_none, "payload": payloads}
@@ -57,11 +58,11 @@ def test_the_encoder_keeps_its_columns():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"shift": (1 << 32) - 1}, {"start": np.zeros(300 * 8 + 1, np.uint8)[1:].view(np.int64)}],
-    ids=["field outside the payload", "column that is not aligned"],
+    [{"shift": (1 << 32) - 1}, {"start": np.zeros(300 * 8 + 1, np.uint8)[1:].view(np.int64)}, {"values": 5}],
+    ids=["field outside the payload", "column that is not aligned", "row without its last value"],
 )
 def test_the_encoder_refuses(changes):
-    with pytest.raises(ValueError, match="1 to 63 bits|not aligned"):
+    with pytest.raises(ValueError, match="1 to 63 bits|not aligned|another number of values"):
         encoder(**changes)
 
 

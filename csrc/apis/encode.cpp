@@ -62,13 +62,20 @@ std::vector<FieldEncoding> field_encodings(const py::handle& fields) {
     return encodings;
 }
 
+// Python's accessor does not check the place.
+py::tuple tuple_of(const py::handle& entry, size_t size) {
+    auto values = entry.cast<py::tuple>();
+    if (values.size() != size) throw py::value_error("a row of a table has another number of values");
+    return values;
+}
+
 encode::TraceTables trace_tables(const py::dict& tables) {
     encode::TraceTables result;
     for (const auto& [uuid, sequence] : tables["tracks"].cast<std::vector<std::pair<uint64_t, uint32_t>>>()) {
         result.tracks.push_back({uuid, sequence});
     }
     for (const py::handle entry : tables["events"]) {
-        const auto event = entry.cast<py::tuple>();
+        const auto event = tuple_of(entry, 6);
         const int source = event[2].cast<int>();
         if (source < 0 || source > 2) throw py::value_error("name source must be 0, 1 or 2");
         result.events.push_back({event[0].cast<uint32_t>(),
@@ -79,7 +86,7 @@ encode::TraceTables trace_tables(const py::dict& tables) {
                                  event[5].cast<bool>()});
     }
     for (const py::handle entry : tables["launches"]) {
-        const auto launch = entry.cast<py::tuple>();
+        const auto launch = tuple_of(entry, 4);
         result.launches.push_back({launch[0].cast<uint32_t>(),
                                    launch[1].cast<std::string>(),
                                    launch[2].cast<std::string>(),
