@@ -170,16 +170,17 @@ def _part(part: PathPart) -> dict[str, Any]:
 
 
 def _tables(findings: Findings) -> dict[str, Any]:
-    """Device times by stage and rank, and what each rank received, [local expert][source] in lists, where the capture
-    says so."""
+    """Device times by stage and rank, rings that were full, and what each rank received, [local expert][source] in
+    lists, where the capture says so."""
     if findings.damage:
         return {}
-    stages = {"stages": findings.stages.as_dict()}
+    rings = [dataclasses.asdict(ring) for ring in findings.full_rings]
+    always = {"stages": findings.stages.as_dict(), "full_rings": rings}
     if findings.received is None:
-        return stages
+        return always
     of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
     return {
-        **stages,
+        **always,
         "receive_matrix": [
             {
                 "rank": rank,
