@@ -15,9 +15,8 @@ import pytest
 
 import tracekern
 from tests.toolchains import NVCC, require
-from tracekern.analysis.findings import analyze
+from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.load import load
-from tracekern.viewers.report.headlines import headlines
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"
@@ -78,7 +77,7 @@ def test_kernels_that_wait_for_other_ranks(tmp_path):
     assert len(timeline.flows) == 2 * 2
 
 
-def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path):
+def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path, command_line):
     if shutil.which("g++") is None:
         pytest.skip("no g++ on this machine")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -89,13 +88,12 @@ def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path):
     assert sorted(re.findall(r"rank \d received all", done.stdout)) == ["rank 0 received all", "rank 1 received all"]
     timeline = load(tmp_path / "ring")
     assert timeline.problems == ()
-    findings = analyze(timeline)
-    worst = findings.full_rings[0]
-    assert (worst.channel, worst.slots, worst.sender, worst.receiver, worst.num_rings) == ("credit", 12, 0, 1, 2)
-    (waiting,) = [line.text for line in headlines(findings) if line.word == "waiting"]
+    told = json.loads(command_line("report", tmp_path / "ring", "--json").stdout)
+    worst = {"channel": "credit", "slots": 12, "sender": 0, "receiver": 1, "num_rings": 2}
+    assert worst.items() <= told["full_rings"][0].items()
     named = r"rank 1's ring of 12 slots \(channel credit, the fullest of 2\) is full [\d.]+ % of the time of rank 0's"
-    assert re.search(named, waiting), waiting
-    waits = findings.every_wait
+    assert re.search(named, told["waiting"]), told["waiting"]
+    waits = analyze_waits(timeline)
     events = [timeline.events[idx].name for idx in timeline.spans.event[waits.row]]
     last = [peer >= 0 for peer, event in zip(waits.peer, events, strict=True) if event == "wait_arrival"]
     assert last == [True] * (2 * 4 * 2)  # ranks, calls, channels: of each barrier it is known who came last

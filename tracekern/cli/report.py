@@ -58,9 +58,7 @@ def report(
     from tracekern.timeline.select import select
     from tracekern.viewers.report.headlines import headlines
 
-    _check_page(output)
-    if link_limit is not None and not 0 < link_limit < float("inf"):
-        raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
+    _check_page(output, link_limit)
     if key is not None and window is not None:
         raise BadInput("--key, --window: both choose a part of the time; give one of them")
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
@@ -90,7 +88,9 @@ def report(
         note(f"{output}: open it in a browser")
 
 
-def _check_page(output: Path | None) -> None:
+def _check_page(output: Path | None, link_limit: float | None) -> None:
+    if link_limit is not None and not 0 < link_limit < float("inf"):
+        raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
     if output is not None and output.suffix not in (".html", ".htm"):
         raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
     options.check_files(output)
@@ -187,16 +187,17 @@ def _part(part: PathPart) -> dict[str, Any]:
 
 
 def _tables(findings: Findings) -> dict[str, Any]:
-    """Device times by stage and rank, and what each rank received, [local expert][source] in lists, where the capture
-    says so."""
+    """Device times by stage and rank, rings that were full, and what each rank received, [local expert][source] in
+    lists, where the capture says so."""
     if findings.damage:
         return {}
-    stages = {"stages": findings.stages.as_dict()}
+    rings = [dataclasses.asdict(ring) for ring in findings.full_rings]
+    always = {"stages": findings.stages.as_dict(), "full_rings": rings}
     if findings.received is None:
-        return stages
+        return always
     of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
     return {
-        **stages,
+        **always,
         "receive_matrix": [
             {
                 "rank": rank,

@@ -78,29 +78,23 @@ class Pipeline:
             return dataclasses.asdict(shape) | {"variant": variant, **options, "grid": list(grid), "blocks": others}
 
         chosen = group.agree(f"the making of a {family} pipeline", choose)
-        (num_blocks, warps_per_block), others = chosen["grid"], chosen["blocks"]
+        (self.grid, self.warps), others = chosen["grid"], chosen["blocks"]
         self.shape, self.variant, self.options = shape, variant, options
         self.stages: tuple[str, ...] = facts.variants[variant]
         """The kernels of one call, in order."""
-        self.grid, self.warps = num_blocks, warps_per_block
         sizes = {name: getattr(shape, name) for name in ("max_tokens", "num_experts", "topk", "hidden", "dtype")}
-        kind = {"variant": variant, **options}
+        kind: dict[str, Any] = {"variant": variant, **options}
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
-        about_faults = {"values": fault_values, "first_epoch": _C.first_epoch}
-        first_stage = self.comm.add_kernels(facts.stages, facts.channels, **about_faults)
-        grid = {
-            "first_stage": first_stage,
-            "num_blocks": num_blocks,
-            "warps_per_block": warps_per_block,
-            "stage_blocks": others,
-        }
-        on_cpu = {"executor": executor} if backend == "cpu" else {}
-        self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid, **on_cpu})
+        names = facts.stages, facts.channels
+        first_stage = self.comm.add_kernels(*names, values=fault_values, first_epoch=_C.first_epoch)
+        grid = {"num_blocks": self.grid, "warps_per_block": self.warps, "stage_blocks": others}
+        kind |= {"first_stage": first_stage} | ({"executor": executor} if backend == "cpu" else {})
+        self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid})
         events = describe(facts.event_table(), workload(shape, variant) | (settings or {}), bytes_of)
-        self._launches = Launches(self.comm, events, facts.roles, num_blocks, warps_per_block)
+        self._launches = Launches(self.comm, events, facts.roles, self.grid, self.warps)
         for stage, blocks in others.items():
-            self._launches.add_stage(stage, events, facts.roles, blocks, warps_per_block)
+            self._launches.add_stage(stage, events, facts.roles, blocks, self.warps)
         self._expert_kernels: ExpertKernels | None = None
         self.comm.on_reset(self._native.reset)
         group.barrier()

@@ -45,15 +45,16 @@ def find_full_rings(timeline: Timeline, waits: Waits, window: Window | None = No
     is_starved = (waits.kind == WaitKind.CREDIT) & (waits.late_ns > 0) & (waits.launch >= 0) & (waits.peer >= 0)
     starved = np.flatnonzero(is_starved)
     channels = {timeline.events[idx].channel for idx in np.unique(timeline.spans.event[waits.row[starved]]).tolist()}
+    of_launch_ns = _launch_times(timeline, window) if len(starved) else np.empty(0, np.int64)
     found: list[FullRing] = []
     for channel in channels - {None}:  # a flight recorder overwrote the begin of those without one
         assert channel is not None
         is_mine = of_events(timeline, [event.channel == channel for event in timeline.events])[waits.row[starved]]
-        found += _of_channel(timeline, waits.take(starved[is_mine]), channel, window)
+        found += _of_channel(timeline, waits.take(starved[is_mine]), channel, of_launch_ns)
     return tuple(sorted(found, key=lambda ring: (-ring.share, ring.channel, ring.sender, ring.receiver)))
 
 
-def _of_channel(timeline: Timeline, waits: Waits, channel: Channel, window: Window | None) -> list[FullRing]:
+def _of_channel(timeline: Timeline, waits: Waits, channel: Channel, of_launch_ns: Int64) -> list[FullRing]:
     keys = [values_of(timeline, waits.row, name) for name in channel.key]
     rings = group_rows(len(waits), waits.rank, waits.peer, *keys)
     full_ns = _covered(rings.group, timeline.spans.start[waits.row], waits.late_ns, len(rings))
@@ -62,7 +63,8 @@ def _of_channel(timeline: Timeline, waits: Waits, channel: Channel, window: Wind
     for pair in sorted({*zip(sender.tolist(), receiver.tolist(), strict=True)}):
         of_pair = full_ns[(sender == pair[0]) & (receiver == pair[1])]
         names = {timeline.launches[idx].name for idx in np.unique(waits.launch[waits.rank == pair[0]]).tolist()}
-        kernels_ns = _kernels_ns(timeline, pair[0], names, window)
+        mine = [launch.rank == pair[0] and launch.name in names for launch in timeline.launches]
+        kernels_ns = int(of_launch_ns[mine].sum())
         found.append(FullRing(channel.name, channel.initial, *pair, len(of_pair), int(of_pair.max()), kernels_ns))
     return found
 
@@ -77,12 +79,12 @@ def _covered(group: Int64, start: Int64, length: Int64, num_groups: int) -> Int6
     return covered
 
 
-def _kernels_ns(timeline: Timeline, rank: int, names: set[str], window: Window | None) -> int:
-    """The sum over the rank's launches of these names, each from its first record to the last."""
+def _launch_times(timeline: Timeline, window: Window | None) -> Int64:
+    """[num_launches] from the first record of each launch to the last; 0 outside the window."""
     spans, end = timeline.spans, known_ends(timeline)
-    is_chosen = np.array([launch.rank == rank and launch.name in names for launch in timeline.launches], bool)
     row = np.flatnonzero(spans.launch >= 0)
-    row = row[is_chosen[spans.launch[row]]]
     launches = group_rows(len(row), spans.launch[row])
     first, last = -launches.largest(-spans.start[row]), launches.largest(np.maximum(spans.start, end)[row])
-    return int((last - first)[reaches_into(window, first, last)].sum())
+    times = np.zeros(len(timeline.launches), np.int64)
+    times[launches.columns[0]] = np.where(reaches_into(window, first, last), last - first, 0)
+    return times
