@@ -159,7 +159,7 @@ def test_longest_waits(case):
 
 
 def test_long_waits_that_no_signal_ended_do_not_head_the_longest(tmp_path):
-    """Nor those of a signal of their own rank. Rank 1 waits for rank 0, which waits for itself; of rank 2 none is known."""
+    """Nor those of their own rank. Rank 1 waits for rank 0, rank 0 for itself, and rank 2 for nobody on record."""
     made = make_timeline(3)
     ranks, flows = made.track_ranks()[made.spans.track], made.flows
     length = np.where(ranks == 1, 0, 50_000)
