@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from collections import Counter
@@ -22,6 +23,7 @@ from tracekern.cli.app import app
 from tracekern.export import labels
 from tracekern.export.drawing import first_waits, prepare
 from tracekern.export.first_view import first_view
+from tracekern.export.formats.chrome import write_chrome
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.timeline.load import load
 from tracekern.timeline.model import Timeline, TrackKind
@@ -121,6 +123,16 @@ def test_the_trace_says_what_it_shows(whole, view):
     assert 0 < int(said[1]) <= int(said[2])
     assert int(said[3].replace(",", "")) <= MAX_SPANS
     assert said[4] == f"{len(whole.spans):,}"
+
+
+def test_json_is_a_first_view_too(whole, tmp_path):
+    path = tmp_path / "trace.json"
+    stats = write_chrome(whole, path, max_spans=MAX_SPANS)
+    slices = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    (about,) = (event for event in slices if event["cat"] == "about")
+    assert len(slices) - 1 == stats.spans <= MAX_SPANS
+    assert f"drawn: {stats.part}" in about["name"]
+    assert perfetto_ui.count_spans(path) == stats.spans
 
 
 def test_of_a_block_that_is_too_large_what_is_near_the_longest_wait_is_drawn(whole):

@@ -52,7 +52,7 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
     from tracekern.viewers import perfetto_ui, queries, serve
 
     if (num_spans := perfetto_ui.count_spans(file)) > perfetto_ui.MAX_SPANS:
-        note(f"{num_spans:,} spans: the UI takes a second to load each 100,000; `open` of the capture draws some blocks")
+        note(f"{num_spans:,} spans: the UI takes a second for each 100,000; `open` of the capture draws some blocks")
     if (num_flows := perfetto_ui.count_flows(file)) > perfetto_ui.MAX_FLOWS:
         note(f"{num_flows:,} arrows: selecting an area freezes the UI; `open` of the capture draws the longest waits'")
     if wait := perfetto_ui.find_longest_wait(file):
@@ -79,14 +79,17 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
 
 def _file_of(capture: Path, make_folder: Callable[[], Path], everything: bool) -> Path:
     """Returns the trace in a capture or, where the extension that writes it is missing, JSON in a temporary folder."""
-    from tracekern.export.write import save
+    from tracekern.export.formats.chrome import write_chrome
 
     try:
         return _trace_of(capture, make_folder, everything)
     except NotBuilt as error:
         note(f"shown as .json, with no wait selected: {error}")
-    file = make_folder() / f"{capture.resolve().name}.json.gz"
-    _write(save, _load(capture), file)
+    timeline, file = _load(capture), make_folder() / f"{capture.resolve().name}.json.gz"
+    if everything:
+        _write(write_chrome, timeline, file)
+    else:
+        _write_first_view(write_chrome, capture, timeline, file)
     return file
 
 
@@ -112,7 +115,9 @@ def _trace_of(capture: Path, make_folder: Callable[[], Path], everything: bool) 
     if not everything:
         num_spans = len(timeline.spans) + len(timeline.marks) if timeline else count_spans(trace)
         if num_spans > MAX_SPANS:
-            return _first_view_of(capture, timeline or _load(capture), make_folder())
+            view = make_folder() / f"{capture.resolve().name}-first-view.pftrace.gz"
+            _write_first_view(partial(write_perfetto, max_flows=MAX_FLOWS), capture, timeline or _load(capture), view)
+            return view
     if timeline:
         try:
             _write(save_in_capture, timeline, trace)
@@ -136,19 +141,20 @@ def _trace_of(capture: Path, make_folder: Callable[[], Path], everything: bool) 
     return view
 
 
-def _first_view_of(capture: Path, timeline: Timeline, folder: Path) -> Path:
-    from tracekern.export.formats.perfetto import write_perfetto
-    from tracekern.viewers.perfetto_ui import MAX_FLOWS, MAX_SPANS
+def _write_first_view(write: Callable[..., ExportStats], capture: Path, timeline: Timeline, file: Path) -> None:
+    """Writes all where that is not too large."""
+    from tracekern.viewers.perfetto_ui import MAX_SPANS
 
-    with working("finding the critical path"):
-        sought = _on_critical_path(timeline)
-    view = folder / f"{capture.resolve().name}-first-view.pftrace.gz"
-    stats = _write(partial(write_perfetto, max_flows=MAX_FLOWS, max_spans=MAX_SPANS, sought=sought), timeline, view)
-    note(
-        f"drawn: {stats.part}, and {stats.flows:,} of {len(timeline.flows):,} arrows; SQL counts no others. "
-        f"All spans: {suggest('open', '--all', capture)}"
-    )
-    return view
+    sought: list[int] = []
+    if len(timeline.spans) + len(timeline.marks) > MAX_SPANS:
+        with working("finding the critical path"):
+            sought = _on_critical_path(timeline)
+    stats = _write(partial(write, max_spans=MAX_SPANS, sought=sought), timeline, file)
+    if stats.part:
+        note(
+            f"drawn: {stats.part}, and {stats.flows:,} of {len(timeline.flows):,} arrows; SQL counts no others. "
+            f"All spans: {suggest('open', '--all', capture)}"
+        )
 
 
 def _on_critical_path(timeline: Timeline) -> list[int]:
@@ -158,7 +164,11 @@ def _on_critical_path(timeline: Timeline) -> list[int]:
     from tracekern.analysis.findings import Findings
 
     findings = Findings(timeline)
-    if findings.damage or not (whole := findings.critical_path.whole):
+    try:
+        whole = None if findings.damage else findings.critical_path.whole
+    except NotBuilt:  # the blocks of the longest waits are found without it
+        return []
+    if whole is None:
         return []
     stretches = whole.stretches
     is_on_track = stretches.track >= 0

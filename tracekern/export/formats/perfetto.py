@@ -82,7 +82,6 @@ def write_perfetto(
     if max_flows is not None:
         drawing = limit_flows(drawing, max_flows)
     num_flows = int(drawing.flow_drawn.sum())
-    spans_left_out = of_other_warps + len(timeline.spans) - len(drawing.timeline.spans)
     with open_output(path, through_link) as sink:
         for piece in encode(drawing, counters, spans_left_out=of_other_warps, progress=progress):
             sink.write(piece)
@@ -91,7 +90,7 @@ def write_perfetto(
         flows=num_flows,
         bytes=os.path.getsize(path),
         marks=len(drawing.timeline.marks),
-        spans_left_out=spans_left_out,
+        spans_left_out=of_other_warps + len(timeline.spans) - len(drawing.timeline.spans),
         flows_left_out=total_flows - num_flows,
         part=drawing.part,
     )
