@@ -89,7 +89,7 @@ def _file_of(capture: Path, make_folder: Callable[[], Path], everything: bool) -
     if everything:
         _write(write_chrome, timeline, file)
     else:
-        _write_first_view(write_chrome, capture, timeline, file)
+        _write_first_view(write_chrome, capture, timeline, [], file)  # without the extension the path takes a minute
     return file
 
 
@@ -102,7 +102,7 @@ def _trace_of(capture: Path, make_folder: Callable[[], Path], everything: bool) 
     """
     from tracekern.dump.attempts import describe_later
     from tracekern.dump.format import TRACE_NAME
-    from tracekern.export.formats.perfetto import write_perfetto
+    from tracekern.export.formats.perfetto import encoder_class, write_perfetto
     from tracekern.export.write import save_in_capture
     from tracekern.viewers.perfetto_ui import MAX_FLOWS, MAX_SPANS, count_flows, count_spans
 
@@ -115,8 +115,13 @@ def _trace_of(capture: Path, make_folder: Callable[[], Path], everything: bool) 
     if not everything:
         num_spans = len(timeline.spans) + len(timeline.marks) if timeline else count_spans(trace)
         if num_spans > MAX_SPANS:
-            view = make_folder() / f"{capture.resolve().name}-first-view.pftrace.gz"
-            _write_first_view(partial(write_perfetto, max_flows=MAX_FLOWS), capture, timeline or _load(capture), view)
+            encoder_class()  # if it is not there, before all the work
+            timeline, view = (
+                timeline or _load(capture),
+                make_folder() / f"{capture.resolve().name}-first-view.pftrace.gz",
+            )
+            write = partial(write_perfetto, max_flows=MAX_FLOWS)
+            _write_first_view(write, capture, timeline, _on_critical_path(timeline), view)
             return view
     if timeline:
         try:
@@ -141,14 +146,12 @@ def _trace_of(capture: Path, make_folder: Callable[[], Path], everything: bool) 
     return view
 
 
-def _write_first_view(write: Callable[..., ExportStats], capture: Path, timeline: Timeline, file: Path) -> None:
-    """Writes all where that is not too large."""
+def _write_first_view(
+    write: Callable[..., ExportStats], capture: Path, timeline: Timeline, sought: list[int], file: Path
+) -> None:
+    """Writes all where that is not too large. sought: tracks whose blocks are drawn where they fit."""
     from tracekern.viewers.perfetto_ui import MAX_SPANS
 
-    sought: list[int] = []
-    if len(timeline.spans) + len(timeline.marks) > MAX_SPANS:
-        with working("finding the critical path"):
-            sought = _on_critical_path(timeline)
     stats = _write(partial(write, max_spans=MAX_SPANS, sought=sought), timeline, file)
     if stats.part:
         note(
@@ -164,10 +167,8 @@ def _on_critical_path(timeline: Timeline) -> list[int]:
     from tracekern.analysis.findings import Findings
 
     findings = Findings(timeline)
-    try:
+    with working("finding the critical path"):
         whole = None if findings.damage else findings.critical_path.whole
-    except NotBuilt:  # the blocks of the longest waits are found without it
-        return []
     if whole is None:
         return []
     stretches = whole.stretches

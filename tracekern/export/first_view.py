@@ -21,9 +21,9 @@ _NAMED = 3
 def first_view(drawing: Drawing, max_spans: int, sought: Sequence[int] = ()) -> Drawing:
     """The drawing with at most `max_spans` spans and marks: of every k-th block of all ranks, the smallest k that fits.
 
-    Up to half of them are of the blocks of the longest waits, and then of those of the tracks `sought`, the most
-    important ones first. Where single blocks are larger than that, all but what is near to the longest wait is left
-    out. `part` of the result says what is drawn.
+    Up to half of them are of the blocks of the longest waits, and then of those of the tracks `sought`, which are on
+    the critical path, the most important ones first. Where single blocks are larger than that, all but what is near to
+    the longest wait is left out. `part` of the result says what is drawn.
     """
     timeline = drawing.timeline
     total = len(timeline.spans) + len(timeline.marks)
@@ -33,7 +33,7 @@ def first_view(drawing: Drawing, max_spans: int, sought: Sequence[int] = ()) -> 
     longest = _with_signals(drawing, _longest_waits(drawing))
     blocks = _Blocks.of(drawing)
     wanted = [*timeline.spans.track[first].tolist(), *timeline.spans.track[longest].tolist(), *sought]
-    chosen, says = blocks.choose(wanted, len(first), max_spans)
+    chosen, says = blocks.choose(wanted, len(first), max_spans, "or on the critical path" if sought else "")
     kept = np.append(blocks.of_track, -1)[np.concatenate([timeline.spans.track, timeline.marks.track])]
     kept = np.append(chosen, True)[kept]
     if kept.sum() > max_spans:
@@ -73,8 +73,11 @@ class _Blocks:
         np.add.at(size, of_track[is_device], on_track[is_device])
         return cls(number, size, of_track, names, int(on_track[~is_device].sum()))
 
-    def choose(self, wanted: Sequence[int], num_first: int, max_spans: int) -> tuple[Mask, str]:
-        """The blocks to draw and words for them. wanted: tracks, the first `num_first` whatever their blocks hold."""
+    def choose(self, wanted: Sequence[int], num_first: int, max_spans: int, or_else: str) -> tuple[Mask, str]:
+        """The blocks to draw and words for them. wanted: tracks, the first `num_first` whatever their blocks hold.
+
+        or_else: what is wanted of them beside the longest waits, in words.
+        """
         if not len(self.names):
             return np.zeros(0, bool), "no kernel is on record"
         room = max_spans - self.size_of_rest
@@ -93,7 +96,7 @@ class _Blocks:
         says += f"{' ...' if len(names) > _NAMED else ''} of {len(self.names):,}"
         if (tried & ~each).any():
             of_all = f"{(chosen & ~each).sum():,} of {(tried & ~each).sum():,}"
-            says += f", and {of_all} others with the longest waits or on the critical path"
+            says += f", and {of_all} others with the longest waits {or_else}".rstrip()
         return chosen | each, says
 
     def _with_each(self, chosen: Mask, step: int) -> int:

@@ -133,11 +133,16 @@ def encode(
     yield b"".join([*lanes, *_problem_instants(drawing, rows, time_shift)])
 
 
-def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int) -> Any:
+def encoder_class() -> Any:
+    """The compiled encoder. Raises NotBuilt where there is none, and no trace can be written."""
     try:
         from tracekern._C import PerfettoEncoder
     except ImportError as error:
         raise NotBuilt(f"a Perfetto trace cannot be written: {error}; or write .json, which needs none of it") from None
+    return PerfettoEncoder
+
+
+def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int) -> Any:
     timeline = drawing.timeline
     host_iid = _intern_host_names(timeline, rows, interner)
     tables = {
@@ -159,7 +164,7 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
     spans["draw_end"] = np.ascontiguousarray(drawing.draw_end)
     spans["releaser_iid"] = _intern_releasers(drawing, rows, interner)
     marks = _columns(timeline.marks, ("track", "event", "launch", "time", "payload"))
-    return PerfettoEncoder(tables, spans, marks, _flow_ends(drawing))
+    return encoder_class()(tables, spans, marks, _flow_ends(drawing))
 
 
 def _columns(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
