@@ -142,7 +142,7 @@ def test_of_a_block_that_is_too_large_what_is_near_the_longest_wait_is_drawn(who
     part = first_view(drawing, 2_000)
     assert len(part.timeline.spans) == 2_000
     assert labels.describe_first_waits(part, 0) == labels.describe_first_waits(drawing, 0)
-    assert part.part.startswith("block 0 of 1; there what is nearest in time to the longest wait: 2,000 of ")
+    assert part.part.startswith("all blocks, of these what is nearest in time to the longest wait: 2,000 of ")
     spans, longest = part.timeline.spans, first_waits(part).longest
     device = part.timeline.tracks_of(TrackKind.DEVICE)[spans.track]
     around = [np.abs(part.draw_end - part.draw_end[of]) < 20_000 for of in (longest, first_waits(part).outlier)]

@@ -22,8 +22,8 @@ def first_view(drawing: Drawing, max_spans: int, sought: Sequence[int] = ()) -> 
     """The drawing with at most `max_spans` spans and marks: of every k-th block of all ranks, the smallest k that fits.
 
     Up to half of them are of the blocks of the longest waits, and then of those of the tracks `sought`, which are on
-    the critical path, the most important ones first. Where single blocks are larger than that, all but what is near to
-    the longest wait is left out. `part` of the result says what is drawn.
+    the critical path, the most important ones first. Where a single block of each rank is larger than that, all blocks
+    are drawn near to the longest wait. `part` of the result says what is drawn.
     """
     timeline = drawing.timeline
     total = len(timeline.spans) + len(timeline.marks)
@@ -38,7 +38,7 @@ def first_view(drawing: Drawing, max_spans: int, sought: Sequence[int] = ()) -> 
     kept = np.append(chosen, True)[kept]
     if kept.sum() > max_spans:
         kept = _nearest(drawing, kept, first, max_spans)
-        says += "; there what is nearest in time to the longest wait"
+        says += ", of these what is nearest in time to the longest wait"
     part = f"{says}: {kept.sum():,} of {count(total, 'span')}"
     return _take(drawing, kept[: len(timeline.spans)], kept[len(timeline.spans) :], part)
 
@@ -78,8 +78,6 @@ class _Blocks:
 
         or_else: what is wanted of them beside the longest waits, in words.
         """
-        if not len(self.names):
-            return np.zeros(0, bool), "no kernel is on record"
         room = max_spans - self.size_of_rest
         chosen, tried = np.zeros((2, len(self.size)), bool)
         for place, block in enumerate(self.of_track[list(wanted)].tolist()):
@@ -89,7 +87,9 @@ class _Blocks:
             chosen[block] = place < num_first or self.size[chosen].sum() + self.size[block] <= room / 2
         least = max(1, int(self.size.sum()) // max(room, 1))
         steps = range(min(least, len(self.names)), len(self.names) + 1)
-        step = next((one for one in steps if self._with_each(chosen, one) <= room), len(self.names))
+        step = next((one for one in steps if self._with_each(chosen, one) <= room), 0)
+        if not step:
+            return np.ones(len(self.size), bool), "all blocks"
         each = self.number % step == 0
         names = self.names[::step]
         says = f"{'block' if len(names) == 1 else 'blocks'} {', '.join(map(str, names[:_NAMED].tolist()))}"
