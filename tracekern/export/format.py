@@ -23,9 +23,11 @@ class ExportStats:
     bytes: int
     marks: int = 0
     spans_left_out: int = 0
-    """Spans of warps that `tracks="block"` does not show."""
+    """Spans of warps that `tracks="block"` does not show, and those outside a first view."""
     flows_left_out: int = 0
     """Flows that would point backwards in time, or whose spans were left out."""
+    part: str = ""
+    """What a first view shows, in words; "" where the file has all."""
 
 
 class Write(Protocol):

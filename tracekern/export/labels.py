@@ -28,9 +28,11 @@ def title(timeline: Timeline) -> str:
     return f"tracekern: {text}"
 
 
-def banner(timeline: Timeline, spans_left_out: int = 0, flows_left_out: int = 0) -> str:
-    """What must be known before a duration is believed, on one line."""
+def banner(timeline: Timeline, spans_left_out: int = 0, flows_left_out: int = 0, part: str = "") -> str:
+    """What must be known before a duration is believed, on one line. part: what alone is drawn, in words."""
     parts = [*notes(timeline), *([] if timeline.aligned else [UNALIGNED]), problem_summary(timeline.problems)]
+    if part:
+        parts.append(f"drawn: {part}; all: tracekern open --all")
     if spans_left_out:
         parts.append(f"{count(spans_left_out, 'span')} of other warps left out: one row per block and role")
     if flows_left_out:
@@ -109,6 +111,11 @@ def marks_of_longest_wait(drawing: Drawing) -> dict[int, str]:
     return marks
 
 
+def describe_spans(drawing: Drawing) -> str:
+    """ "250000": the spans and marks that are drawn, for `tracekern open`."""
+    return str(len(drawing.timeline.spans) + len(drawing.timeline.marks))
+
+
 def describe_flows(drawing: Drawing) -> str:
     """ "5000 of 36556": the arrows that are drawn, of those that could be; `tracekern open` reads the first number."""
     return f"{drawing.flow_drawn.sum()} of {drawing.flow_drawable.sum()}"
@@ -128,6 +135,8 @@ def _rank_of(timeline: Timeline, track_idx: int) -> str:
 
 def describe_releasers(drawing: Drawing) -> tuple[list[str], Int64]:
     """Texts that say which signal releases waits, and [num_spans] the index of each wait's, -1 for other spans."""
+    if drawing.released_by is not None:
+        return drawing.released_by
     spans = drawing.timeline.spans
     which = np.full(len(spans), -1, np.int64)
     waits = np.flatnonzero(drawing.releaser >= 0)

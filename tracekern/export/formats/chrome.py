@@ -29,6 +29,7 @@ from tracekern.export.drawing import (
     prepare,
 )
 from tracekern.export.files import open_output
+from tracekern.export.first_view import first_view
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.rows import sort_key
 from tracekern.timeline.counters import Counter, count_events
@@ -47,31 +48,36 @@ def write_chrome(
     *,
     tracks: TrackDetail = "warp",
     progress: Progress | None = None,
+    max_spans: int | None = None,
+    sought: Sequence[int] = (),
 ) -> ExportStats:
     """Writes the trace as JSON, gzipped when `path` ends in .gz. The file appears when it is whole.
 
-    `tracks` and `progress` are those of write_perfetto().
+    `tracks`, `progress`, `max_spans` and `sought` are those of write_perfetto().
 
     Raises:
         BadInput: the timeline is in ticks, or the file cannot be written.
     """
     total_flows = len(timeline.flows)
-    spans_left_out = 0
+    of_other_warps = 0
     counters = count_events(timeline)
     if tracks == "block":
-        timeline, spans_left_out = keep_one_row_per_block(timeline)
+        timeline, of_other_warps = keep_one_row_per_block(timeline)
     drawing = prepare(timeline)
+    if max_spans is not None:
+        drawing = first_view(drawing, max_spans, sought)
     num_flows = int(drawing.flow_drawable.sum())
     with open_output(path) as sink:
-        for lines in _Writer(drawing).pieces(counters, spans_left_out, progress):
+        for lines in _Writer(drawing).pieces(counters, of_other_warps, progress):
             sink.write(lines.encode("utf-8", "replace"))
     return ExportStats(
-        spans=len(timeline.spans),
+        spans=len(drawing.timeline.spans),
         flows=num_flows,
         bytes=os.path.getsize(path),
-        marks=len(timeline.marks),
-        spans_left_out=spans_left_out,
+        marks=len(drawing.timeline.marks),
+        spans_left_out=of_other_warps + len(timeline.spans) - len(drawing.timeline.spans),
         flows_left_out=total_flows - num_flows,
+        part=drawing.part,
     )
 
 
@@ -143,11 +149,12 @@ class _Writer:
         self._name_process(self._banner_pid, labels.title(timeline), 0)
         for rank in timeline.ranks:
             self._name_process(rank.rank, labels.rank_label(rank, num_nodes), rank.rank + 1)
-        banner = labels.banner(timeline, spans_left_out)
+        banner = labels.banner(timeline, spans_left_out, part=self._drawing.part)
         prefix = self._new_thread(self._banner_pid, "about this trace", 0)
         start, end = self._drawing.first_ns, self._drawing.last_ns
         facts = labels.about(timeline)
         facts |= labels.describe_first_waits(self._drawing, self._time_shift)
+        facts["num_spans"] = labels.describe_spans(self._drawing)
         facts["num_flows"] = labels.describe_flows(self._drawing)
         arguments = _json(facts)
         self._event("X", start, prefix, _json(banner), "about", f',"dur":{_microseconds(end - start)}', arguments)

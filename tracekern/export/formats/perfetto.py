@@ -22,9 +22,11 @@ from tracekern.export.drawing import (
     argument_names,
     keep_one_row_per_block,
     launch_shape,
+    limit_flows,
     prepare,
 )
 from tracekern.export.files import Bytes, open_output
+from tracekern.export.first_view import first_view
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.protobuf import (
     Interned,
@@ -63,34 +65,42 @@ def write_perfetto(
     tracks: TrackDetail = "warp",
     progress: Progress | None = None,
     max_flows: int | None = None,
+    max_spans: int | None = None,
+    sought: Sequence[int] = (),
     through_link: bool = True,
 ) -> ExportStats:
     """Writes the trace, gzipped when `path` ends in .gz. The file appears when it is whole.
 
     `tracks="block"` shows one row per block and role, that of its first warp. `progress` is called with the number of
-    spans written and their total. Of more than `max_flows` arrows those of the longest waits are drawn. Without
+    spans written and their total. Of more than `max_flows` arrows those of the longest waits are drawn, of
+    more than `max_spans` spans and marks a first view, with the blocks of the tracks `sought` where they fit. Without
     `through_link` a link in the file's place is replaced.
 
     Raises:
         BadInput: the timeline is in ticks, the extension is not built, or the file cannot be written.
     """
     total_flows = len(timeline.flows)
-    spans_left_out = 0
+    of_other_warps = 0
     counters = count_events(timeline)
     if tracks == "block":
-        timeline, spans_left_out = keep_one_row_per_block(timeline)
-    drawing = prepare(timeline, max_flows)
+        timeline, of_other_warps = keep_one_row_per_block(timeline)
+    drawing = prepare(timeline)
+    if max_spans is not None:
+        drawing = first_view(drawing, max_spans, sought)
+    if max_flows is not None:
+        drawing = limit_flows(drawing, max_flows)
     num_flows = int(drawing.flow_drawn.sum())
     with open_output(path, through_link) as sink:
-        for piece in encode(drawing, counters, spans_left_out=spans_left_out, progress=progress):
+        for piece in encode(drawing, counters, spans_left_out=of_other_warps, progress=progress):
             sink.write(piece)
     return ExportStats(
-        spans=len(timeline.spans),
+        spans=len(drawing.timeline.spans),
         flows=num_flows,
         bytes=os.path.getsize(path),
-        marks=len(timeline.marks),
-        spans_left_out=spans_left_out,
+        marks=len(drawing.timeline.marks),
+        spans_left_out=of_other_warps + len(timeline.spans) - len(drawing.timeline.spans),
         flows_left_out=total_flows - num_flows,
+        part=drawing.part,
     )
 
 
@@ -131,11 +141,16 @@ def encode(
     yield b"".join([*lanes, *_problem_instants(drawing, rows, time_shift)])
 
 
-def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int) -> Any:
+def encoder_class() -> Any:
+    """The compiled encoder. Raises NotBuilt where there is none, and no trace can be written."""
     try:
         from tracekern._C import PerfettoEncoder
     except ImportError as error:
         raise NotBuilt(f"a Perfetto trace cannot be written: {error}; or write .json, which needs none of it") from None
+    return PerfettoEncoder
+
+
+def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int) -> Any:
     timeline = drawing.timeline
     host_iid = _intern_host_names(timeline, rows, interner)
     tables = {
@@ -161,7 +176,7 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
     spans["group"] = groups_of_spans(timeline)
     spans["bytes"] = bytes_of_spans(timeline)
     marks = _columns(timeline.marks, ("track", "event", "launch", "time", "payload"))
-    return PerfettoEncoder(tables, spans, marks, _flow_ends(drawing))
+    return encoder_class()(tables, spans, marks, _flow_ends(drawing))
 
 
 def _columns(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -255,9 +270,11 @@ def _flow_ends(drawing: Drawing) -> dict[str, Any]:
 def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int, spans_left_out: int) -> bytes:
     timeline = drawing.timeline
     flows_left_out = int((drawing.flow_drawable & ~drawing.flow_drawn).sum())
-    banner, facts = labels.banner(timeline, spans_left_out, flows_left_out), labels.about(timeline)
+    banner = labels.banner(timeline, spans_left_out, flows_left_out, drawing.part)
+    facts = labels.about(timeline)
     start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
     facts |= labels.describe_first_waits(drawing, time_shift)
+    facts["num_spans"] = labels.describe_spans(drawing)
     facts["num_flows"] = labels.describe_flows(drawing)
     # What `tracekern open` looks for comes first: rows and names of many ranks are larger than what it reads.
     parts = [_descriptor(rows.rows[0]), slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE)]
