@@ -30,10 +30,10 @@ def draw_end(timeline: Timeline, index: int) -> int:
         for other in range(len(spans))
         if timeline.tracks[spans.track[other]].kind is TrackKind.LAUNCH
         and spans.launch[other] == spans.launch[index] >= 0
-        and spans.end[other] != OPEN_END
     ]
     if timeline.tracks[spans.track[index]].kind is TrackKind.DEVICE and launch_ends:
-        end = launch_ends[-1] if launch_ends[-1] >= spans.start[index] else end
+        is_closed = launch_ends[-1] != OPEN_END and launch_ends[-1] >= spans.start[index]
+        end = launch_ends[-1] if is_closed else end
     later = [
         int(spans.start[other])
         for other in range(index + 1, len(spans))

@@ -131,7 +131,7 @@ def test_the_address_for_the_browser_leads_there_once(serving):
 
 def test_the_browser_is_given_another_address_than_the_terminal(trace, monkeypatch):
     given = []
-    addresses = serve.Addresses("http://127.0.0.1:9001/open/printed", "http://127.0.0.1:9001/open/once")
+    addresses = serve.Addresses(*(f"http://127.0.0.1:9001/open/{name}" for name in ("printed", "once", "outlier")))
     monkeypatch.setattr(serve, "serve_once", lambda _, on_ready: on_ready(addresses))
     monkeypatch.setattr("webbrowser.open", lambda url: given.append(url) or True)
     result = CliRunner().invoke(app, ["open", str(trace)])

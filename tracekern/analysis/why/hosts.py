@@ -14,6 +14,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows, quantile_of_groups
 from tracekern.analysis.host_gaps import MAX_LAUNCH_NS, NEVER
 from tracekern.analysis.waits.event_graph import Schedule
+from tracekern.formatting import brief
 from tracekern.timeline.model import Float64, Int64, Mask
 
 _DOUBT_NS = 2_000
@@ -39,6 +40,8 @@ class Asks:
     """At least, on the device's side: what is longer was the host's."""
     is_complete: bool
     """Whether they are all launches but the first of each stream."""
+
+    __repr__ = brief
 
     def weight(self, weight: Float64) -> Float64:
         """[num_edges] with times of their own for hosts that run ahead. weight: with all gaps as recorded."""
