@@ -82,7 +82,8 @@ def _endless(timeline: Timeline, row: int, end: int) -> Wait:
     if any(field.name == "peer" for field in event.begin_fields):
         peer = int(unpack_field(event.begin_fields, "peer", timeline.spans.begin_payload[row : row + 1])[0])
     is_known = peer in {rank.rank for rank in timeline.ranks}
-    return {"peer": peer if is_known else -1, late[kind] if kind else "completion": ns, "endless": 1}
+    waits_for_nobody = kind is None or (kind.has_levels and _wanted(timeline, row) <= event.channel.initial)
+    return {"peer": peer if is_known else -1, "completion" if waits_for_nobody else late[kind]: ns, "endless": 1}
 
 
 def _for_signal(timeline: Timeline, row: int, signals: list[int], kind: ChannelKind) -> Wait:

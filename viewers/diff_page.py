@@ -47,8 +47,10 @@ def _title(sides: tuple[Side, Side]) -> str:
 
 def _summary(sides: tuple[Side, Side], caveat: str) -> Part:
     ours, theirs = ({line.word: line.text for line in headlines(side.findings)} for side in sides)
-    # The lines that only one side may have, such as that of a hang, come before those of every capture.
-    words = [*(word for word in theirs if word not in ours), *ours]
+    words = list(ours)
+    for place, word in enumerate(theirs):
+        if word not in words:  # behind what it follows on its own side
+            words.insert(words.index(list(theirs)[place - 1]) + 1 if place else 0, word)
     rows = [
         [
             f"<span class='word'>{word}</span>",

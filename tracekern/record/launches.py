@@ -99,7 +99,7 @@ class Launches:
             self._queue(kernel).reserve(max(1, int(count * part)))
         self._to_come.clear()
 
-    def take(self, kernel: Kernel, epoch: int, ahead: bool, key: str) -> int:
+    def take(self, kernel: Kernel, epoch: int, ahead: bool, key: str = "") -> int:
         """Returns LaunchHandle.descriptor of the next launch of this name; 0 if it is not recorded."""
         progress = self._progress_on(kernel.stream)
         if progress is not None:
