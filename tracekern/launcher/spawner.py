@@ -311,8 +311,10 @@ def _run_and_exit(function: Callable[[], Any]) -> NoReturn:
     """Runs the function and exits as the interpreter does, but without tearing down imported modules."""
     status, is_interrupted = 1, False
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         num_residents = int(os.environ.get(NUM_RESIDENTS, "0"))
+        # What the function wants from its first moment on: Ctrl-C may come before it can say so.
+        of_function = getattr(function, "at_interrupt", signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler if num_residents else of_function)
         if num_residents:
             # Here: numpy, which it imports, starts threads, and only a process of one thread may be forked.
             from tracekern.launcher.resident import run_residents

@@ -74,6 +74,9 @@ def main() -> int:
     return report.exit_code
 
 
+main.at_interrupt = signal.SIG_DFL
+
+
 class _NoRoom(BadInput):
     """The ranks cannot be resident on one GPU."""
 
