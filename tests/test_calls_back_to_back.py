@@ -54,6 +54,7 @@ def test_every_rank_reports_the_time_of_each_call(captured):
     report, _ = captured
     for rank in report.ranks:
         assert not rank.is_host_driven
+        assert rank.num_checked == 6
         assert len(rank.iteration_ms) == 6
         assert min(rank.iteration_ms) > 0
 
@@ -73,6 +74,7 @@ def test_inputs_and_results_serve_in_turn_where_not_all_may_be_held(tmp_path):
     report = run(options, tmp_path / "capture")
     assert report.ok, report.errors
     assert {launch.waited_ns for launch in tracekern.load(tmp_path / "capture").launches} == {0}
+    assert [rank.num_checked for rank in report.ranks] == [2, 2]
 
 
 def test_a_variant_without_kernels_is_refused():

@@ -127,7 +127,7 @@ def test_iterations_are_those_of_the_gate():
 
 
 def test_of_waits_that_ended_when_their_signals_began_there_is_no_path():
-    """Of two ranks whose clocks are wrong each waits, at its end, for what the other one sends then: no order."""
+    """The clocks of two ranks are wrong: each seems to wait for a signal that the other sends afterwards."""
     run = CallScenario(2)
     run.launch("dispatch")
     for rank in run.ranks:

@@ -31,7 +31,7 @@ from tracekern.viewers import perfetto_ui, queries
 
 KEPT = Path(__file__).parent.parent / "traces" / "h200x4_late_host"
 MAX_SPANS = 8_000
-"""Of more than 20,000; 16 blocks on each of 4 ranks."""
+"""A first view of at most so many spans; the capture has more than 20,000, of 16 blocks on each of 4 ranks."""
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def moe(
     limit_s: Annotated[int, typer.Option(help="Seconds without progress in any phase that end the run.")] = 60,
     as_json: options.Json = False,
 ) -> None:
-    """MoE dispatch, experts and combine. Ends with 0 only if every result equals the reference, bit by bit.
+    """MoE dispatch, experts and combine. Ends with 0 only if results equal the reference, bit by bit.
 
     reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
     """
@@ -407,7 +407,9 @@ def _print(result: _Result) -> None:
     if result.stages:
         print_stages(result.stages)
     if report.ok:
-        out.print(f"every result equals the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
+        num_checked = min((rank.num_checked for rank in report.ranks), default=plan.iterations)
+        checked = "every result equals" if num_checked >= plan.iterations else f"the last {num_checked} results equal"
+        out.print(f"{checked} the {reference_name(plan.variant).replace('_', ' ')}, bit by bit")
     if result.trace:
         out.print(
             f"trace: {result.trace}   {show_it(result.trace.parent)}",

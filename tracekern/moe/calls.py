@@ -53,7 +53,7 @@ class Calls:
         self._reference_device = backend if options.has_int4_experts else "cpu"
         self._experts = options.draw_experts().to(self._reference_device)
         self._num_done, self._told_s = 0, time.monotonic()
-        self.wrong_elements = self.num_tokens = 0
+        self.wrong_elements = self.num_checked = self.num_tokens = 0
         self.times_ms: list[float] = []
         """Time of each call of run()."""
 
@@ -78,6 +78,7 @@ class Calls:
             outputs = [self._timed(batch) for batch in [batch.to(self._backend) for batch in batches]]
             self.num_tokens += sum(batch.num_tokens for batch in batches)
             self.wrong_elements += sum(map(self._count_wrong, batches, outputs))
+            self.num_checked += len(batches)
 
     def _call(self, batch: Batch, capture: Capture | None) -> torch.Tensor:
         out = self._variant.start(batch, capture)

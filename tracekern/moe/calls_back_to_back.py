@@ -41,6 +41,7 @@ class CallsBackToBack(Calls):
         self._batches = [self._draw(number) for number in range(min(self._num_at_once, options.iterations))]
         self._inputs = [batch.to(self._backend) for batch in self._batches]
         self._outputs = [torch.empty_like(batch.x) for batch in self._inputs]
+        self._events = self._make_events(2 * min(CALLS_AT_ONCE, options.iterations))
         self._num_counted = 1 if self._capture is not None else 0
         if self._capture is not None and options.keep == "first" and options.records_per_track == "auto":
             self._num_counted = len(self._batches)  # each may need most room
@@ -57,41 +58,54 @@ class CallsBackToBack(Calls):
     def run(self) -> None:
         """Runs all calls back to back, and checks the results that are left."""
         num_calls, num_kept = self._options.iterations, len(self._inputs)
+        for out in self._outputs:
+            out.fill_(torch.nan)  # warm-up left the right results there
         self._variant.comm.barrier()
         with _no_garbage_collection():
             for first in range(0, num_calls, CALLS_AT_ONCE):
                 self._run_some(range(first, min(first + CALLS_AT_ONCE, num_calls)))
         self.num_tokens = sum(self._batches[number % num_kept].num_tokens for number in range(num_calls))
         self.wrong_elements = sum(map(self._count_wrong, self._batches, self._outputs))
+        self.num_checked = num_kept
 
     def _run_some(self, numbers: range) -> None:
         streams = self._variant.comm.device.streams
         if self._backend != "cpu":
             streams.delay(streams.current(), int(_SLACK_NS + _SLACK * 1e9 * self._host_s * len(numbers)))
-        elapsed_ms = [self._start(number % len(self._inputs), self._capture) for number in numbers]
+        elapsed_ms = [
+            self._start(number % len(self._inputs), self._capture, place) for place, number in enumerate(numbers)
+        ]
         self._variant.finish()
         self.times_ms += [elapsed() for elapsed in elapsed_ms]
         self._tell(len(numbers))
 
-    def _start(self, idx: int, capture: Capture | None) -> ElapsedMs:
-        """Queues a call of the inputs with this number behind a barrier."""
+    def _start(self, idx: int, capture: Capture | None, place: int = 0) -> ElapsedMs:
+        """Queues a call of the inputs with this number behind a barrier. place: among those that are queued."""
         variant = self._variant
         variant.comm.align(capture)
-        begun = self._moment()
+        begun = self._moment(2 * place)
         name = f"{self._options.variant} call"
         with capture.range(name) if capture is not None else contextlib.nullcontext():
             variant.start(self._inputs[idx], capture, self._outputs[idx])
-        ended = self._moment()
+        ended = self._moment(2 * place + 1)
         if self._backend == "cpu":
             return lambda: (ended - begun) * 1e3
         return lambda: float(begun.elapsed_time(ended))
 
-    def _moment(self) -> Any:
+    def _make_events(self, count: int) -> list[Any]:
+        """Returns events of the device, which their first record creates; none on the CPU backend."""
+        if self._backend == "cpu":
+            return []
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        for event in events:
+            event.record()
+        return events
+
+    def _moment(self, number: int) -> Any:
         if self._backend == "cpu":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self._events[number].record()
+        return self._events[number]
 
     def _call_alone(self, idx: int, counts: bool = False) -> float:
         """Runs a call by itself. Returns the seconds that its host needed to queue it."""

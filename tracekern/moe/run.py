@@ -215,6 +215,8 @@ class RankReport:
     """Rank that a kernel of this rank waited for when it gave up; -1 if none did."""
     wrong_elements: int = 0
     """Elements of all results that differ from what the variant promises in any bit; see reference_name."""
+    num_checked: int = 0
+    """Calls whose results were compared, the last ones."""
     tokens: int = 0
     """Tokens of all iterations."""
     family_options: dict[str, int] = field(default_factory=dict)

@@ -128,6 +128,7 @@ def _run_rank(options: MoeRun) -> RankReport:
         error=error,
         exit_code=1 if wrong else 0,
         wrong_elements=wrong,
+        num_checked=calls.num_checked,
         tokens=calls.num_tokens,
         family_options=variant.options,
         iteration_ms=tuple(calls.times_ms),

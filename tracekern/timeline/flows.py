@@ -178,7 +178,7 @@ class _Ends:
             return []
         in_turn, _ = self._takes_in_turn(self._keys_of_tracks(timeline), count)
         again = np.unique(self.wait_key[(count > 1) & ~in_turn])
-        if not len(again) or _is_lossy(timeline).any():
+        if not len(again) or lossy_launches(timeline).any():
             return []
         row = self.signals.row[np.searchsorted(self.signal_key, again[:1])]
         event = timeline.events[int(timeline.spans.event[row[0]])]
@@ -211,7 +211,7 @@ class _Ends:
         if not (count > 1).any():
             return count - 1
         in_turn, ordinal = self._takes_in_turn(self._keys_of_tracks(timeline), count)
-        is_unsure = (count > 1) & _is_lossy(timeline).any()
+        is_unsure = (count > 1) & lossy_launches(timeline).any()
         return np.where(in_turn, ordinal, np.where((count == 0) | is_unsure, -1, 0))
 
     def _pick_level(self, first: Int64) -> Int64:
@@ -332,7 +332,7 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]
     ]
 
 
-def _is_lossy(timeline: Timeline) -> npt.NDArray[np.bool_]:
+def lossy_launches(timeline: Timeline) -> npt.NDArray[np.bool_]:
     """[num_launches] whether records of it are missing"""
     return np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
 
@@ -340,7 +340,7 @@ def _is_lossy(timeline: Timeline) -> npt.NDArray[np.bool_]:
 def _has_signal_of_other_epoch(timeline: Timeline, ends: _Ends, rows: Int64) -> npt.NDArray[np.bool_]:
     """[n] whether a wait without a signal would have one, did the launches' epochs not differ. Not asked where records
     are gone: any signal of an earlier call would do."""
-    if not len(rows) or _is_lossy(timeline).any():
+    if not len(rows) or lossy_launches(timeline).any():
         return np.zeros(len(rows), np.bool_)
     of_any = _Ends.of(timeline, ends.channel, of_any_epoch=True)
     has_own = ends.waits.row[np.isin(ends.wait_key, ends.signal_key)]
@@ -350,7 +350,7 @@ def _has_signal_of_other_epoch(timeline: Timeline, ends: _Ends, rows: Int64) -> 
 def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, Int64]:
     """The edges without those to a wait that was over before: there the signal that came was lost, of those on record
     a later one was the first that reached what was wanted."""
-    is_lossy = _is_lossy(timeline)
+    is_lossy = lossy_launches(timeline)
     early, slack = _lead(timeline, signal, wait)
     kept = (early <= slack) | ~is_lossy[timeline.spans.launch[signal]]
     return signal[kept], wait[kept]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.flows import join_flows, lossy_launches
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -178,20 +178,15 @@ def _meetings(timeline: Timeline, channel: Channel, rows: Int64) -> tuple[Int64,
     )
     sound = ~headless[last] & (meeting.count() >= wanted)
     if keys:  # who belongs there is not on record where records are missing
-        sound &= (wanted > 0) | ~_is_lossy(timeline)[launch]
+        sound &= (wanted > 0) | ~lossy_launches(timeline)[launch]
     sound[meeting.group[left_early]] = False
     kept = closed & sound[meeting.group]
     return rows[kept], rows[last[meeting.group[kept]]]
 
 
-def _is_lossy(timeline: Timeline) -> Mask:
-    """[num_launches] whether records of it are missing"""
-    return np.array([entry.records_lost + entry.records_overwritten > 0 for entry in timeline.launches], bool)
-
-
 def _num_warps(timeline: Timeline, launch: Int64, place: Int64, place_of_track: Int64) -> Int64:
     """[n] how many warps recorded something in that place of that launch; 0 for a launch that lost no record."""
-    is_lossy = _is_lossy(timeline)
+    is_lossy = lossy_launches(timeline)
     if not is_lossy.any():
         return np.zeros(len(launch), np.int64)
     is_device = timeline.tracks_of(TrackKind.DEVICE)
