@@ -239,9 +239,14 @@ def test_a_request_that_trickles_is_ended(serving, monkeypatch):
 
 def test_a_reader_who_takes_nothing_leaves_the_trace_to_the_next(trace, serving, monkeypatch):
     os.truncate(trace, LARGE)
-    monkeypatch.setattr(local_server, "STALL_SECONDS", 2)
+    monkeypatch.setattr(local_server, "STALL_SECONDS", 1)
+    monkeypatch.setattr(serve, "LEAVE_SECONDS", 30)
     with serving() as served, served.begin_to_read():
-        path = path_of_trace(served.addresses.printed)
-        assert served.ask(path)[0] == 404, "one reader at a time"
-        time.sleep(3)
-        served.is_read_by(path)
+        served.is_read_by(path_of_trace(served.addresses.printed))
+
+
+def test_there_is_one_reader_at_a_time(trace, serving, monkeypatch):
+    os.truncate(trace, LARGE)
+    monkeypatch.setattr(serve, "LEAVE_SECONDS", -0.9)
+    with serving() as served, served.begin_to_read():
+        assert served.ask(path_of_trace(served.addresses.printed))[0] == 404

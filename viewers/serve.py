@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from tracekern.errors import BadInput
 from tracekern.viewers import perfetto_ui
-from tracekern.viewers.local_server import HOST, LocalHandler, LocalServer
+from tracekern.viewers.local_server import HOST, LEAVE_SECONDS, LocalHandler, LocalServer
 
 _SHORT = "/open/"
 _TOKEN_BYTES = 16
@@ -196,7 +196,8 @@ class _OneFileHandler(_TraceHandler):
         server = self.server
         if self._answer_short():
             return
-        if not self._is_the_trace("/") or not server.claim.acquire(blocking=False):
+        # A page that comes back at once finds the last read not yet ended: it has all bytes before the server knows.
+        if not self._is_the_trace("/") or not server.claim.acquire(timeout=LEAVE_SECONDS + 1):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
