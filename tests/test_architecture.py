@@ -67,6 +67,11 @@ VENDOR_WORDS = re.compile(
     r"|cuda[A-Z_]\w+|hip[A-Z_]\w+)\b|%globaltimer|<cuda|<hip/"
 )
 
+MEMORY_ORDER = re.compile(
+    r"\b(load_(acquire|relaxed)_\w+|store_(release|relaxed|fenced)_\w+|fence_release_\w+|add_acq_rel_\w+|claim_system|mutated)\("
+)
+"""What decides in which order other warps and ranks see stores, and what leaves that out for a test."""
+
 
 def python_files() -> list[Path]:
     return [path for package in ("tracekern", "viewers") for path in sorted((ROOT / package).rglob("*.py"))]
@@ -204,15 +209,23 @@ def test_csrc_knows_no_torch_and_pybind_only_in_apis(path):
         assert [name for name in headers if name.startswith(("pybind11/", "Python.h"))] == []
 
 
-def test_vendor_words_stand_in_platform_alone():
-    found = [
+def words_outside(parts: set[str], words: re.Pattern[str]) -> list[str]:
+    """Where `words` stand in csrc outside these parts of it."""
+    return [
         f"{relative(path)}:{number}: {match[0]}"
         for path in cxx_files()
-        if csrc_part(path) != "platform"
+        if csrc_part(path) not in parts
         for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1)
-        for match in VENDOR_WORDS.finditer(line)
+        for match in words.finditer(line)
     ]
-    assert found == []
+
+
+def test_vendor_words_stand_in_platform_alone():
+    assert words_outside({"platform"}, VENDOR_WORDS) == []
+
+
+def test_kernels_leave_memory_order_to_comm():
+    assert words_outside({"platform", "trace", "comm"}, MEMORY_ORDER) == []
 
 
 def test_files_are_short():

@@ -2,38 +2,25 @@
 #pragma once
 
 #include "comm/context.h"
+#include "comm/counter.h"
 
 namespace tracekern {
 
 // All blocks of the grid arrive before any goes on. Every warp calls it; *count starts at 0 and is this grid's
-// alone. acq_rel at device scope on arrival, acquire at device scope while waiting: what any warp wrote before is
-// visible to all after. Returns false when it gave up. A rank may abort while the warps of a block are on their way
-// out, so that their answers differ: either way they go on to their next block barrier.
+// alone. What any warp wrote before is visible to all after. Returns false when it gave up. A rank may abort while the
+// warps of a block are on their way out, so that their answers differ: either way they go on to their next block
+// barrier.
 TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, uint32_t stage) {
     warp.block_sync();
     bool ok = true;
     if (warp.warp == 0) {
-        perturb(warp);
-        const uint64_t ticket = warp.once([&] {
-            return mutated(CommChannel::grid, Mutation::release) ? add_relaxed_device(count, uint64_t{1})
-                                                                 : add_acq_rel_device(count, uint64_t{1});
-        });
+        const uint64_t ticket = take_ticket<CommChannel::grid>(warp, count);
         const uint64_t goal = (ticket / warp.num_blocks + 1) * warp.num_blocks;
-        uint64_t started = 0;
-        for (uint32_t spins = 0;;) {
-            const uint64_t arrived =
-                mutated(CommChannel::grid, Mutation::acquire) ? load_relaxed_system(count) : load_acquire_device(count);
-            if (arrived >= goal || mutated(CommChannel::grid, Mutation::acknowledgement)) break;
-            warp.relax(spins);
-            // A fault names as its slot how many blocks are missing, and has seen how many came.
-            const WaitFor blocks{stage, comm.rank, static_cast<uint32_t>(goal - arrived)};
-            const uint64_t seen = make_flag(arrived, 0);
-            if (should_give_up(warp, comm, channel_number(CommChannel::grid), blocks, spins, goal, seen, started)) {
-                ok = false;
-                break;
-            }
-        }
-        ok = warp.sum([&](int) { return ok ? 0u : 1u; }) == 0;
+        // A fault names as its slot how many blocks are missing, and has seen how many came.
+        const auto blocks = [&](uint64_t arrived) {
+            return WaitFor{stage, comm.rank, static_cast<uint32_t>(goal - arrived)};
+        };
+        ok = wait_for_count<CommChannel::grid>(warp, comm, count, goal, blocks);
     }
     warp.block_sync();
     if (!ok) return false;

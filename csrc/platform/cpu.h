@@ -64,7 +64,7 @@ inline uint32_t sm_id() {
     return 0;
 }
 
-// ---- memory: all ranks share one coherent memory, so device and system scope are the same ----
+// ---- memory: all ranks share one coherent memory, so all scopes are the same ----
 
 template <class T>
 T load_acquire_system(const T* word) {
@@ -82,6 +82,12 @@ template <class T>
 void store_relaxed_system(T* word, T value) {
     std::atomic_ref<T>(*word).store(value, std::memory_order_relaxed);
 }
+// The race detector knows no fences: here the stores release.
+inline void fence_release_system() {}
+template <class T>
+void store_fenced_system(T* word, T value) {
+    store_release_system(word, value);
+}
 template <class T>
 T load_acquire_device(const T* word) {
     return load_acquire_system(word);
@@ -89,6 +95,22 @@ T load_acquire_device(const T* word) {
 template <class T>
 void store_release_device(T* word, T value) {
     store_release_system(word, value);
+}
+template <class T>
+T load_acquire_block(const T* shared_word) {
+    return load_acquire_system(shared_word);
+}
+template <class T>
+T load_relaxed_block(const T* shared_word) {
+    return load_relaxed_system(shared_word);
+}
+template <class T>
+void store_release_block(T* shared_word, T value) {
+    store_release_system(shared_word, value);
+}
+template <class T>
+void store_relaxed_block(T* shared_word, T value) {
+    store_relaxed_system(shared_word, value);
 }
 template <class T>
 T load_once(const T* place) {

@@ -226,6 +226,12 @@ TK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) {
 TK_DEVICE void store_relaxed_system(uint32_t* word, uint32_t value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
+TK_DEVICE void fence_release_system() {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+TK_DEVICE void store_fenced_system(uint64_t* word, uint64_t value) {
+    store_relaxed_system(word, value);
+}
 TK_DEVICE uint64_t load_acquire_device(const uint64_t* word) {
     uint64_t value;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -233,6 +239,26 @@ TK_DEVICE uint64_t load_acquire_device(const uint64_t* word) {
 }
 TK_DEVICE void store_release_device(uint64_t* word, uint64_t value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+TK_DEVICE uint32_t shared_address(const void* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+TK_DEVICE uint64_t load_acquire_block(const uint64_t* shared_word) {
+    uint64_t value;
+    asm volatile("ld.acquire.cta.shared.u64 %0, [%1];" : "=l"(value) : "r"(shared_address(shared_word)) : "memory");
+    return value;
+}
+TK_DEVICE uint64_t load_relaxed_block(const uint64_t* shared_word) {
+    uint64_t value;
+    asm volatile("ld.relaxed.cta.shared.u64 %0, [%1];" : "=l"(value) : "r"(shared_address(shared_word)) : "memory");
+    return value;
+}
+TK_DEVICE void store_release_block(uint64_t* shared_word, uint64_t value) {
+    asm volatile("st.release.cta.shared.u64 [%0], %1;" ::"r"(shared_address(shared_word)), "l"(value) : "memory");
+}
+TK_DEVICE void store_relaxed_block(uint64_t* shared_word, uint64_t value) {
+    asm volatile("st.relaxed.cta.shared.u64 [%0], %1;" ::"r"(shared_address(shared_word)), "l"(value) : "memory");
 }
 
 // Rows pass through an SM once: kept out of its L1 cache they leave the room to what is read again. Not so stores: with
@@ -468,7 +494,7 @@ public:
         return {__shfl_sync(kAllLanes, x.value, source(static_cast<int>(lane_)))};
     }
     TK_DEVICE PerLane<DenseColumn> load_transposed(const void* rows) {
-        const auto row = static_cast<uint32_t>(__cvta_generic_to_shared(rows)) + lane_ * 16;
+        const auto row = shared_address(rows) + lane_ * 16;
         DenseColumn column;
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(column.words[0]), "=r"(column.words[1]), "=r"(column.words[2]), "=r"(column.words[3])

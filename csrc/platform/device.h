@@ -19,7 +19,10 @@
 //   sm_id()                                        physical unit this block runs on
 //   load_acquire_system, load_relaxed_system       64- and 32-bit loads, ordered with every rank
 //   store_release_system, store_relaxed_system     64- and 32-bit stores
+//   fence_release_system(), store_fenced_system    a release, and 64-bit stores of the same lane that it covers
 //   load_acquire_device, store_release_device      64 bits, ordered with this device
+//   load_acquire_block, load_relaxed_block         64 bits of the block's shared memory, ordered with this block
+//   store_release_block, store_relaxed_block       the same
 //   load_once(place), store_once(place, value)     2 to 16 bytes of global memory, of a row that passes through
 //   add_relaxed_device, add_acq_rel_device         fetch-and-add, ordered with this device
 //   exchange_relaxed_device                        the same of 32 bits, which are replaced

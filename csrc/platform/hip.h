@@ -76,16 +76,23 @@ TK_DEVICE T load_relaxed_system(const T* word) {
     return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 template <class T>
-TK_DEVICE void store_release_system(T* word, T value) {
+TK_DEVICE void store_relaxed_system(T* word, T value) {
+    __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+TK_DEVICE void fence_release_system() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");  // system scope
     // The fence writes the caches back. clang 19 waits for that only where the same kernel has stores of its own under
     // way, but what it writes back may be another block's or kernel's.
     asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
-    __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 template <class T>
-TK_DEVICE void store_relaxed_system(T* word, T value) {
-    __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+TK_DEVICE void store_fenced_system(T* word, T value) {
+    store_relaxed_system(word, value);
+}
+template <class T>
+TK_DEVICE void store_release_system(T* word, T value) {
+    fence_release_system();
+    store_relaxed_system(word, value);
 }
 template <class T>
 TK_DEVICE T load_acquire_device(const T* word) {
@@ -96,6 +103,22 @@ TK_DEVICE void store_release_device(T* word, T value) {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
     asm volatile("s_waitcnt vmcnt(0)" ::: "memory");  // as above
     __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+TK_DEVICE T load_acquire_block(const T* shared_word) {
+    return __hip_atomic_load(shared_word, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+template <class T>
+TK_DEVICE T load_relaxed_block(const T* shared_word) {
+    return __hip_atomic_load(shared_word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+template <class T>
+TK_DEVICE void store_release_block(T* shared_word, T value) {
+    __hip_atomic_store(shared_word, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+template <class T>
+TK_DEVICE void store_relaxed_block(T* shared_word, T value) {
+    __hip_atomic_store(shared_word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 template <class T>
 TK_DEVICE T load_once(const T* place) {

@@ -2,6 +2,9 @@
 //
 //   lanes all COUNT ABSENT      for all of them; ABSENT stays away, where it is below COUNT
 //   lanes any COUNT PRESENT     for whichever comes; only PRESENT does, where it is below COUNT
+//   lanes least COUNT PRESENT   for whichever comes with the value that its lane wants, or a larger one; the others
+//                               have one less
+//   lanes one VALUE WANTED      for a flag of this value to have at least another one
 //
 // A flag that stays away carries the epoch of 2^32 calls before, which 32 bits could not tell from the one that is
 // waited for.
@@ -63,18 +66,46 @@ bool wait_for_any(LaneWarp& lanes, const CommArgs& comm, const std::vector<uint6
     return came && came == 1u << present;
 }
 
+// What lane i wants is 10 + i.
+bool wait_for_least(LaneWarp& lanes, const CommArgs& comm, const std::vector<uint64_t>& flags, uint32_t present) {
+    const uint32_t lookers = static_cast<uint32_t>((uint64_t{1} << flags.size()) - 1);
+    const auto flag_of = [&](int lane) { return &flags[static_cast<size_t>(lane)]; };
+    const auto least_of = [](int lane) { return 10 + static_cast<uint32_t>(lane); };
+    const Arrived came =
+        wait_any_at_least<CommChannel::grid>(lanes, comm, lookers, flag_of, kFirstEpoch, least_of, {3, 1, 9});
+    return came.lanes && came.lanes == 1u << present && came.value[static_cast<int>(present)] == 41;
+}
+
+std::vector<uint64_t> flags_of(const std::string& mode, uint32_t count, uint32_t chosen) {
+    if (mode == "one") return {make_flag(kFirstEpoch, count)};
+    std::vector<uint64_t> flags;
+    for (uint32_t i = 0; i < count; ++i) {
+        const bool comes = mode == "all" ? i != chosen : i == chosen;
+        if (mode == "least") {
+            flags.push_back(make_flag(kFirstEpoch, comes ? 41 : 9 + i));
+        } else {
+            flags.push_back(make_flag(comes ? kFirstEpoch : kLongAgo, 7));
+        }
+    }
+    return flags;
+}
+
+bool run(const std::string& mode, LaneWarp& lanes, const CommArgs& comm, uint32_t count, uint32_t chosen) {
+    const std::vector<uint64_t> flags = flags_of(mode, count, chosen);
+    if (mode == "all") return wait_for_all(lanes, comm, flags);
+    if (mode == "any") return wait_for_any(lanes, comm, flags, chosen);
+    if (mode == "least") return wait_for_least(lanes, comm, flags, chosen);
+    const WaitResult result =
+        wait_at_least<CommChannel::grid>(lanes, comm, flags.data(), kFirstEpoch, chosen, {3, 1, 9});
+    return result.ok && result.value == count;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     if (argc != 4) return 2;
-    const bool for_all = argv[1] == std::string("all");
     const auto count = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10));
     const auto chosen = static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10));
-    std::vector<uint64_t> flags;
-    for (uint32_t i = 0; i < count; ++i) {
-        const bool comes = for_all ? i != chosen : i == chosen;
-        flags.push_back(make_flag(comes ? kFirstEpoch : kLongAgo, 7));
-    }
     HeapControl control{};
     FaultRecord fault{};
     CommArgs comm{};
@@ -85,10 +116,16 @@ int main(int argc, char** argv) {
     bool ok = false;
     launch_cpu(CpuLaunch{}, [&](Warp& warp) {
         LaneWarp lanes(warp);
-        ok = for_all ? wait_for_all(lanes, comm, flags) : wait_for_any(lanes, comm, flags, chosen);
+        ok = run(argv[1], lanes, comm, count, chosen);
     });
     if (ok) return !fault.claimed && !control.abort ? 0 : 1;
     if (!control.abort) return 1;
-    std::fprintf(stderr, "cause=%u stage=%u slot=%u seen=%u\n", fault.cause, fault.stage, fault.slot, fault.seen_epoch);
+    std::fprintf(stderr,
+                 "cause=%u stage=%u slot=%u seen=%u value=%u\n",
+                 fault.cause,
+                 fault.stage,
+                 fault.slot,
+                 fault.seen_epoch,
+                 fault.seen_value);
     return 3;
 }

@@ -4,6 +4,7 @@
 // over all channels with 16 outputs of its own.
 #pragma once
 
+#include "comm/give_up.h"
 #include "moe/gemm/direct.h"
 #include "moe/gemm/events.h"
 #include "moe/gemm/pinned.h"
@@ -163,7 +164,7 @@ TK_DEVICE void store_outputs(Warp& warp,
 // of the first warp, which it writes behind the barrier of preload only.
 TK_DEVICE bool block_has_aborted(Warp& warp, const GemmArgs& args) {
     auto& seen = warp.shared<uint32_t>();
-    if (warp.warp == 0) warp.leader([&] { seen = args.abort ? load_relaxed_system(args.abort) : 0; });
+    if (warp.warp == 0) warp.leader([&] { seen = args.abort ? look_at_abort(args.abort) : 0; });
     warp.block_sync();
     return seen != 0;
 }

@@ -49,15 +49,14 @@ TK_DEVICE void clear_shared(LowLatencyContext<Rec>& context) {
     context.warp.block_sync();
 }
 
-// Counts the blocks that are through; true in all warps of the last one. acq_rel at device scope: the last block comes
-// after all that the others did.
+// Counts the blocks that are through; true in all warps of the last one, which comes after all that the others did.
 template <class Rec>
 TK_DEVICE bool is_last_block(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     warp.block_sync();
     if (warp.warp == 0) {
         uint32_t* done = &context.args.state->blocks_done;
-        const uint32_t before = warp.once([&] { return add_acq_rel_device(done, 1u); });
+        const uint32_t before = take_ticket<CommChannel::grid>(warp, done);
         warp.leader([&] {
             context.shared().is_last_block = before == warp.num_blocks - 1;
             if (before == warp.num_blocks - 1) *done = 0;

@@ -1,6 +1,7 @@
 // The experts that a token chose, as all kernels of the family read them.
 #pragma once
 
+#include "comm/report.h"
 #include "moe/low_latency/layout.h"
 
 namespace tracekern {
@@ -24,11 +25,11 @@ TK_DEVICE uint32_t followed_choice(const LowLatencyArgs& args, uint32_t token, u
 TK_DEVICE_CALL void report_if_bad(const LowLatencyArgs& args, uint32_t token, uint32_t choice) {
     const int64_t expert = args.chosen(token, choice);
     BadChoice& bad = *args.bad_choice;
-    if (expert == -1 || load_relaxed_system(&bad.claimed) || !claim_system(&bad.claimed)) return;
+    if (expert == -1 || !claim_report(&bad)) return;
     bad.token = token;
     bad.choice = choice;
     bad.expert = expert;
-    store_release_system(&bad.is_whole, 1u);
+    publish_report(&bad.is_whole, 1u);
 }
 
 // Tokens of this rank for an expert, by all lanes.

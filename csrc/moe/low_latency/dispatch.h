@@ -63,16 +63,8 @@ TK_DEVICE void send_message(LowLatencyContext<Rec>& context, uint32_t token, uin
                      bytes);
         TK_END(token);
     }
-    perturb(warp);
-    // leader() orders the copies of all lanes before it; acq_rel at device scope, for the group that sends the count.
-    warp.leader([&] {
-        uint64_t* finished = args.finish_counter(expert);
-        if (mutated(LowLatencyChannel::sends, Mutation::release)) {
-            add_relaxed_device(finished, uint64_t{1});
-        } else {
-            add_acq_rel_device(finished, uint64_t{1});
-        }
-    });
+    // Released for the group that sends the count.
+    count_up<LowLatencyChannel::sends>(warp, args.finish_counter(expert));
 }
 
 // The tokens of this block. All its warps but the last.
@@ -109,25 +101,9 @@ TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
 // Waits until all `wanted` messages for an expert are out: the blocks that send them are on the device.
 template <class Rec>
 TK_DEVICE WaitResult wait_finished(LowLatencyContext<Rec>& context, uint32_t expert, uint64_t wanted) {
-    constexpr auto kChannel = LowLatencyChannel::sends;
-    Warp& warp = context.warp;
     const uint64_t* finished = context.args.finish_counter(expert);
-    const WaitFor whom{context.stage, context.comm.rank, expert};
-    perturb(warp);
-    uint64_t started = 0;
-    bool ok = true;
-    for (uint32_t spins = 0; !mutated(kChannel, Mutation::acknowledgement);) {
-        const uint64_t seen =
-            mutated(kChannel, Mutation::acquire) ? load_relaxed_system(finished) : load_acquire_device(finished);
-        if (seen >= wanted) break;
-        warp.relax(spins);
-        const uint32_t channel = channel_number(kChannel);
-        if (should_give_up(warp, context.comm, channel, whom, spins, wanted, make_flag(seen, 0), started)) {
-            ok = false;
-            break;
-        }
-    }
-    return {warp.sum([&](int) { return ok ? 0u : 1u; }) == 0, 0};
+    const auto whom = [&](uint64_t) { return WaitFor{context.stage, context.comm.rank, expert}; };
+    return {wait_for_count<LowLatencyChannel::sends>(context.warp, context.comm, finished, wanted, whom), 0};
 }
 
 // Tells the expert's rank how many tokens came from here. Both counters are zero again for the slot's next call.

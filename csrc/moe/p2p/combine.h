@@ -164,7 +164,7 @@ TK_DEVICE void prepare_next_call(P2PContext<Rec>& context) {
     Warp& warp = context.warp;
     const P2PArgs& args = context.args;
     if (warp.warp != 0) return;
-    const uint64_t done = warp.once([&] { return add_acq_rel_device(&args.state->blocks_done.word, uint64_t{1}); });
+    const uint64_t done = take_ticket<CommChannel::grid>(warp, &args.state->blocks_done.word);
     if (done != warp.num_blocks - 1) return;
     warp.strided(args.layout.num_partitions * args.shape.num_ranks, [&](uint32_t i) { args.send_count[i] = 0; });
     warp.leader([&] {

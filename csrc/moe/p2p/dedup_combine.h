@@ -125,8 +125,8 @@ TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const C
         const uint32_t peer = list[i].peer;
         const uint32_t result = list[i].result;
         const auto wait_now = [&] {
-            const uint64_t seen = flag_epoch(warp.shuffle(looks, static_cast<int>(i)));
-            if (is_wanted_epoch(kChannel, seen, context.epoch)) return WaitResult{true, 0};
+            const uint64_t seen = warp.shuffle(looks, static_cast<int>(i));
+            if (is_wanted<kChannel>(seen, context.epoch)) return WaitResult{true, 0};
             const uint64_t* flag = args.result_flag(args.comm.rank, result);
             return wait<kChannel>(warp, args.comm, flag, context.epoch, wait_for(context, peer, result));
         };

@@ -99,12 +99,9 @@ TK_DEVICE void send_counts(P2PContext<Rec>& context) {
     }
     for_peers_of_warp(context, [&](uint32_t peer) {
         TK_SIGNAL(context.recorder, P2PEvent::signal_counts, peer);
-        perturb(warp);
         // Each flag is its own payload, so relaxed is enough.
-        uint64_t* flags = args.count_flags(peer, args.comm.rank);
-        warp.strided(num_counts, [&](uint32_t i) {
-            store_relaxed_system(&flags[i], make_flag(context.epoch, counts[peer * num_counts + i]));
-        });
+        const auto count_of = [&](uint32_t i) { return counts[peer * num_counts + i]; };
+        signal_all_relaxed(warp, args.count_flags(peer, args.comm.rank), num_counts, context.epoch, count_of);
     });
 }
 

@@ -1,0 +1,120 @@
+// What a wait does whose time is over: it leaves the fault record, and makes every wait of every rank give up.
+#pragma once
+
+#include "comm/flag.h"
+#include "comm/heap.h"
+#include "comm/perturb.h"
+#include "comm/report.h"
+
+namespace tracekern {
+
+// Whom a wait is for; goes into the fault record.
+struct WaitFor {
+    uint32_t stage;  // the kernel, counted from CommArgs::first_stage
+    uint32_t peer;
+    uint32_t slot;
+};
+
+// What a wait that gives up has to say.
+struct GivenUp {
+    FaultCause cause;
+    uint32_t channel;
+    WaitFor wait_for;
+    uint64_t wanted_epoch;
+    uint64_t seen;  // the flag
+    uint64_t waited_ticks;
+    uint32_t block, warp;
+};
+
+// Writes the fault record if there is none yet, and makes every rank give up. Every lane that gives up calls it, since
+// others of its warp may have seen what they waited for; `claimed` lets one lane write, which learns that it did. A
+// function of its own: it would be a quarter of the code of a kernel that waits in many places.
+//
+// The own abort word comes before all else, whoever claimed the record and whatever aborted_by says: the next to look
+// on this rank must not miss it, and the peer that stored aborted_by may have ended before it stored the other word.
+// But behind the claim: a warp that sees the word must not take the record from the one that knows the cause. Relaxed
+// is enough for aborted_by: it only tells who, and a reader that misses it names itself.
+TK_DEVICE_CALL bool raise_fault(const CommArgs& comm, const GivenUp given_up) {
+    const bool claims = claim_report(comm.fault);
+    store_release_system(&comm.control(comm.rank).abort, 1u);
+    if (!claims) return false;
+    FaultRecord& fault = *comm.fault;
+    fault.stage = comm.first_stage + given_up.wait_for.stage;
+    fault.channel = given_up.channel;
+    fault.rank = comm.rank;
+    fault.peer = given_up.wait_for.peer;
+    fault.block = given_up.block;
+    fault.warp = given_up.warp;
+    fault.slot = given_up.wait_for.slot;
+    fault.wanted_epoch = epoch_on_record(given_up.wanted_epoch);
+    fault.seen_epoch = epoch_on_record(flag_epoch(given_up.seen));
+    fault.seen_value = flag_value(given_up.seen);
+    fault.waited_ticks = given_up.waited_ticks;
+    fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
+    const uint32_t known = load_relaxed_system(&comm.control(comm.rank).aborted_by);
+    const uint32_t aborted_by = known ? known : comm.rank + 1;
+    fault.aborted_by = aborted_by;
+    publish_report(&fault.cause, static_cast<uint32_t>(given_up.cause));
+    for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
+        HeapControl& control = comm.control(peer);
+        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, aborted_by);
+        store_release_system(&control.abort, 1u);
+    }
+    return true;
+}
+
+// The same, and ends the device where the communicator asks for that.
+TK_DEVICE void leave_fault(const Warp& warp, const CommArgs& comm, const GivenUp& given_up) {
+    if (raise_fault(comm, given_up) && comm.on_timeout == OnTimeout::trap) warp.trap();
+}
+
+// Not 0: some rank gave up. For kernels that know of the communicator its own abort word alone.
+TK_DEVICE uint32_t look_at_abort(const uint32_t* abort) {
+    return load_relaxed_system(abort);
+}
+
+// Whether some rank gave up, as this lane sees it.
+TK_DEVICE bool lane_sees_abort(const CommArgs& comm) {
+    if (aborts_at_this_look()) store_relaxed_system(&comm.control(comm.rank).abort, 1u);
+    return look_at_abort(&comm.control(comm.rank).abort) != 0;
+}
+
+// The same, seen by one lane for its whole warp: lanes that looked for themselves could part ways. So could the warps
+// of a block: whether one comes to a barrier of its block or its grid must never depend on a look of its own. Either
+// all of them come, whatever each saw, or one looks for all and tells them through memory of the block, behind a block
+// barrier.
+//
+// A kernel asks before it passes on what one before it was to receive: that may never have come, and its signal would
+// make it look like a right result.
+TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
+    return warp.once([&] { return uint32_t{lane_sees_abort(comm)}; }) != 0;
+}
+
+// Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn. A wait whose time
+// is over has 16 turns more: it may have been stopped itself, by a debugger say, while what it waits for came. One for
+// this rank itself has an eighth more time: what it waits for may wait for another rank, and that one is to be named.
+// started: the caller's, 0 at first; its lowest bit marks those turns.
+TK_DEVICE bool should_give_up(const Warp& warp,
+                              const CommArgs& comm,
+                              uint32_t channel,
+                              const WaitFor& wait_for,
+                              uint32_t spins,
+                              uint64_t wanted_epoch,
+                              uint64_t seen,
+                              uint64_t& started) {
+    if (spins % 16 != 1) return false;
+    const uint64_t now = read_clock();
+    if (started == 0) started = now & ~uint64_t{1};
+    const bool aborted = lane_sees_abort(comm);
+    const uint64_t more = wait_for.peer == comm.rank ? comm.timeout_ticks / 8 : 0;
+    if (!aborted && now - started < comm.timeout_ticks + more) return false;
+    if (!aborted && started % 2 == 0) {
+        started |= 1;
+        return false;
+    }
+    const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
+    leave_fault(warp, comm, {cause, channel, wait_for, wanted_epoch, seen, now - started, warp.block, warp.warp});
+    return true;
+}
+
+}  // namespace tracekern
