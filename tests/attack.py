@@ -30,6 +30,8 @@ SEEDS = range(1, 9)
 """Load hides a missing release from the race detector now and then; the first seed that shows it ends the test."""
 
 FLAGGED = ("release", "acquire", "epoch", "acknowledgement")
+COUNTED = (*FLAGGED, "value")
+"""Of flags that are waited for until they say at least so much."""
 
 
 @dataclass(frozen=True)

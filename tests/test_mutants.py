@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from attack import (
+    COUNTED,
     FLAGGED,
     NOTICED,
     RIGHT,
@@ -60,6 +61,16 @@ ATTACKS = {
     ),
     "dedup_counts": Attack("p2p_stress", pipeline("reduce", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
     "dedup_ack": Attack("p2p_stress", ("pipelined", *EMPTY[1:]), sites("ack", *RELAXED), SLOW, WITH_TIME_OUT),
+    "two_hops": Attack(
+        "rings",
+        ("threads", "2", "2", "1", "20", "60", "SEED"),
+        sites("arrival", *COUNTED)
+        + sites("credit", *COUNTED, "maximum")
+        + sites("taken", *COUNTED)
+        + sites("tail", *COUNTED)
+        + sites("head", *COUNTED),
+        noticed=WITH_TIME_OUT,
+    ),
     "barrier": Attack("barriers", ("rank", "threads", "3", "1", "1", "200"), sites("barrier", *FLAGGED)),
     "grid": Attack(
         "barriers", ("grid", "threads", "1", "3", "2", "100"), sites("grid", "release", "acquire", "acknowledgement")

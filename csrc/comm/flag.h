@@ -24,6 +24,12 @@ TK_HOST_DEVICE constexpr uint32_t flag_value(uint64_t flag) {
     return static_cast<uint32_t>(flag) & kMaxFlagValue;
 }
 
+// Whether a flag is behind another in time: of a later epoch, or of the same one with a larger value. Holds across the
+// wrap, for flags that are less than 2^39 calls apart.
+TK_HOST_DEVICE constexpr bool is_ahead(uint64_t flag, uint64_t other) {
+    return static_cast<int64_t>(flag - other) > 0;
+}
+
 // The first epoch of a communicator: just below the wrap, so that every run crosses it. Flags start one before it.
 constexpr uint64_t kFirstEpoch = kEpochMask - 15;
 constexpr uint64_t kNeverEpoch = kFirstEpoch - 1;
@@ -35,6 +41,8 @@ TK_HOST_DEVICE constexpr uint64_t next_epoch(uint64_t epoch) {
     return next == kNeverEpoch ? kFirstEpoch + 1 : next;
 }
 static_assert(next_epoch(kNeverEpoch - 1) == kFirstEpoch + 1 && (kNeverEpoch - 1) % 2 != (kFirstEpoch + 1) % 2);
+static_assert(is_ahead(make_flag(0, 0), make_flag(kEpochMask, kMaxFlagValue)) &&
+              !is_ahead(make_flag(kEpochMask, 1), 0));
 static_assert(next_epoch(kEpochMask) == 0 && flag_epoch(make_flag(kEpochMask, 0)) == kEpochMask);
 
 // What records and faults keep of an epoch.

@@ -3,6 +3,7 @@
 
 #include "comm/flag.h"
 #include "comm/heap.h"
+#include "comm/peer.h"
 #include "comm/perturb.h"
 #include "comm/report.h"
 
@@ -26,15 +27,28 @@ struct GivenUp {
     uint32_t block, warp;
 };
 
+// Makes all waits at a peer give up. aborted_by as in FaultRecord; it only tells who, so that relaxed is enough and a
+// reader that misses it names itself.
+TK_DEVICE void tell_abort(const MappedPeer& to, uint32_t aborted_by) {
+    HeapControl& control = *to.at<HeapControl>(0);
+    if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, aborted_by);
+    store_release_system(&control.abort, 1u);
+}
+template <class Transport>
+TK_DEVICE void tell_abort(const TransportPeer<Transport>& to, uint32_t aborted_by) {
+    to.put({0, 0, nullptr, 0, offsetof(HeapControl, aborted_by), aborted_by, 4, false, true});
+    to.put({0, 0, nullptr, 0, offsetof(HeapControl, abort), 1, 4, false, true});
+}
+
 // Writes the fault record if there is none yet, and makes every rank give up. Every lane that gives up calls it, since
 // others of its warp may have seen what they waited for; `claimed` lets one lane write, which learns that it did. A
 // function of its own: it would be a quarter of the code of a kernel that waits in many places.
 //
 // The own abort word comes before all else, whoever claimed the record and whatever aborted_by says: the next to look
 // on this rank must not miss it, and the peer that stored aborted_by may have ended before it stored the other word.
-// But behind the claim: a warp that sees the word must not take the record from the one that knows the cause. Relaxed
-// is enough for aborted_by: it only tells who, and a reader that misses it names itself.
-TK_DEVICE_CALL bool raise_fault(const CommArgs& comm, const GivenUp given_up) {
+// But behind the claim: a warp that sees the word must not take the record from the one that knows the cause.
+template <class Comm>
+TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp given_up) {
     const bool claims = claim_report(comm.fault);
     store_release_system(&comm.control(comm.rank).abort, 1u);
     if (!claims) return false;
@@ -56,15 +70,14 @@ TK_DEVICE_CALL bool raise_fault(const CommArgs& comm, const GivenUp given_up) {
     fault.aborted_by = aborted_by;
     publish_report(&fault.cause, static_cast<uint32_t>(given_up.cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
-        HeapControl& control = comm.control(peer);
-        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, aborted_by);
-        store_release_system(&control.abort, 1u);
+        with_peer(comm, peer, [&](const auto& to) { tell_abort(to, aborted_by); });
     }
     return true;
 }
 
 // The same, and ends the device where the communicator asks for that.
-TK_DEVICE void leave_fault(const Warp& warp, const CommArgs& comm, const GivenUp& given_up) {
+template <class Comm>
+TK_DEVICE void leave_fault(const Warp& warp, const Comm& comm, const GivenUp& given_up) {
     if (raise_fault(comm, given_up) && comm.on_timeout == OnTimeout::trap) warp.trap();
 }
 
@@ -94,8 +107,9 @@ TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
 // is over has 16 turns more: it may have been stopped itself, by a debugger say, while what it waits for came. One for
 // this rank itself has an eighth more time: what it waits for may wait for another rank, and that one is to be named.
 // started: the caller's, 0 at first; its lowest bit marks those turns.
+template <class Comm>
 TK_DEVICE bool should_give_up(const Warp& warp,
-                              const CommArgs& comm,
+                              const Comm& comm,
                               uint32_t channel,
                               const WaitFor& wait_for,
                               uint32_t spins,

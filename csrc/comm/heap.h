@@ -1,6 +1,7 @@
 // The symmetric heap: the same offset means the same thing on every rank. Each rank's part starts with HeapControl.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>

@@ -17,10 +17,12 @@ TK_HOST_DEVICE constexpr uint32_t channel_number(Channel channel) {
     return static_cast<uint32_t>(channel);
 }
 
-// What is left out: the release, the acquire, the comparison of the epoch, the whole wait, the comparison of the value.
-enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement, value };
+// What is left out: the release, the acquire, the comparison of the epoch, the whole wait, the comparison of the value,
+// the look whether a flag is ahead already.
+enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement, value, maximum };
 
-inline constexpr const char* kMutationNames[] = {"none", "release", "acquire", "epoch", "acknowledgement", "value"};
+inline constexpr const char* kMutationNames[] = {
+    "none", "release", "acquire", "epoch", "acknowledgement", "value", "maximum"};
 
 #ifdef TK_PLANTED_FAULTS
 struct PlantedFault {

@@ -121,9 +121,9 @@ TK_DEVICE uint64_t glance_at(const uint64_t* flag) {
 }
 
 // Waits until *flag carries `epoch` and a value of at least `least`; returns the value that came.
-template <auto kChannel, Scope kScope = Scope::ranks>
-TK_DEVICE WaitResult wait_at_least(
-    Warp& warp, const CommArgs& comm, const uint64_t* flag, uint64_t epoch, uint32_t least, WaitFor wait_for) {
+template <auto kChannel, Scope kScope = Scope::ranks, class Comm>
+TK_DEVICE WaitResult
+wait_at_least(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, uint32_t least, WaitFor wait_for) {
     perturb(warp);
     uint64_t started = 0;
     bool ok = true;
@@ -143,8 +143,8 @@ TK_DEVICE WaitResult wait_at_least(
 }
 
 // Waits until *flag carries `epoch`.
-template <auto kChannel>
-TK_DEVICE WaitResult wait(Warp& warp, const CommArgs& comm, const uint64_t* flag, uint64_t epoch, WaitFor wait_for) {
+template <auto kChannel, class Comm>
+TK_DEVICE WaitResult wait(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, WaitFor wait_for) {
     return wait_at_least<kChannel>(warp, comm, flag, epoch, 0, wait_for);
 }
 
@@ -157,14 +157,9 @@ struct Arrived {
 // `lanes`, of the first 32, a flag each. Returns the lanes whose flag does. `wait_for` names what the first of them
 // waits for. Every lane may then read the payload of all that are returned: each lane acquires its flag, and sync()
 // orders that before what the others do.
-template <auto kChannel, Scope kScope = Scope::ranks, class FlagOf, class LeastOf>
-TK_DEVICE Arrived wait_any_at_least(Warp& warp,
-                                    const CommArgs& comm,
-                                    uint32_t lanes,
-                                    FlagOf flag_of,
-                                    uint64_t epoch,
-                                    LeastOf least_of,
-                                    WaitFor wait_for) {
+template <auto kChannel, Scope kScope = Scope::ranks, class Comm, class FlagOf, class LeastOf>
+TK_DEVICE Arrived wait_any_at_least(
+    Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t epoch, LeastOf least_of, WaitFor wait_for) {
     const auto look = [&](auto load) {
         return warp.lanes([&](int lane) { return lane < 32 && lanes >> lane & 1 ? load(flag_of(lane)) : uint64_t{0}; });
     };
@@ -198,18 +193,18 @@ TK_DEVICE Arrived wait_any_at_least(Warp& warp,
 }
 
 // Waits until one of several flags carries `epoch`; returns the lanes whose flag does, 0: gave up.
-template <auto kChannel, class FlagOf>
+template <auto kChannel, class Comm, class FlagOf>
 TK_DEVICE uint32_t
-wait_any(Warp& warp, const CommArgs& comm, uint32_t lanes, FlagOf flag_of, uint64_t epoch, WaitFor wait_for) {
+wait_any(Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t epoch, WaitFor wait_for) {
     const auto any_value = [](int) { return 0u; };
     return wait_any_at_least<kChannel>(warp, comm, lanes, flag_of, epoch, any_value, wait_for).lanes;
 }
 
 // Waits until each of `count` neighbouring flags carries `epoch`, or or_epoch where one is given: a flag may go on to
 // that one before all warps have looked. A lane a flag; calls take(i, value) for each.
-template <auto kChannel, class Take, class... Epoch>
+template <auto kChannel, class Comm, class Take, class... Epoch>
 TK_DEVICE bool wait_all(Warp& warp,
-                        const CommArgs& comm,
+                        const Comm& comm,
                         const uint64_t* flags,
                         uint32_t count,
                         uint64_t epoch,

@@ -30,6 +30,15 @@ struct StressHeaps {
             addresses.push_back(reinterpret_cast<uint64_t>(heap.data()));
         }
     }
+    // As a rank sees them that maps those of its own node alone: 0 for all others.
+    std::vector<uint64_t> node_of(uint32_t rank, uint32_t ranks_per_node) const {
+        std::vector<uint64_t> mapped = addresses;
+        for (uint32_t peer = 0; peer < mapped.size(); ++peer) {
+            if (peer / ranks_per_node != rank / ranks_per_node) mapped[peer] = 0;
+        }
+        return mapped;
+    }
+
     std::vector<std::vector<HeapControl>> memory;
     std::vector<uint64_t> addresses;
     SimulatedClock clock = SimulatedClock::draw(0, 0, 0);

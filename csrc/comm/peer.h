@@ -1,0 +1,103 @@
+// How a kernel reaches another rank: its heap is mapped here, or a transport moves bytes there. Which of the two a rank
+// is may differ from rank to rank; the types that a kernel has to choose from are known when it is compiled.
+//
+//   MappedPeer              stores arrive as the kernel made them
+//   TransportPeer           takes puts: bytes for the peer's heap, then a word there. The word is visible only after
+//   the
+//                           bytes of its own put; nothing is said about other puts
+//
+// with_peer(comm, rank, use) calls use(peer) with the right one. Places at a peer are offsets in its heap.
+#pragma once
+
+#include "comm/heap.h"
+
+namespace tracekern {
+
+class MappedPeer {
+public:
+    TK_DEVICE MappedPeer(const CommArgs& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
+
+    template <class T>
+    TK_DEVICE T* at(uint64_t offset) const {
+        return comm_.at<T>(rank_, offset);
+    }
+
+private:
+    const CommArgs& comm_;
+    const uint32_t rank_;
+};
+
+struct Put {
+    uint32_t peer;
+    uint32_t bytes;   // of the payload; 0: the word alone
+    const void* src;  // as it is until the peer has told that it read what came
+    uint64_t dst;
+    uint64_t word_at;
+    uint64_t word;
+    uint32_t word_bytes;  // 8 or 4
+    bool keeps_ahead;     // the word there stays where it is ahead, see is_ahead()
+    bool releases;        // the word comes after the payload, and after what this rank did before
+};
+
+// What kernels get where ranks of one node, which are neighbours, map each other's heaps, and a transport reaches the
+// others.
+template <class Transport>
+struct RoutedArgs : CommArgs {
+    Transport* transport;
+    uint32_t ranks_per_node;
+
+    TK_DEVICE bool is_mapped(uint32_t peer) const { return peer / ranks_per_node == rank / ranks_per_node; }
+};
+
+template <class Transport>
+class TransportPeer {
+public:
+    TK_DEVICE TransportPeer(const RoutedArgs<Transport>& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
+
+    // One lane's.
+    TK_DEVICE void put(Put put) const {
+        put.peer = rank_;
+        comm_.transport->post(put);
+    }
+    // Where a word of this rank's own heap is in every rank's.
+    TK_DEVICE uint64_t place_of(const void* own) const {
+        return static_cast<uint64_t>(static_cast<const char*>(own) - comm_.heap[comm_.rank]);
+    }
+    TK_DEVICE HeapControl& own_control() const { return comm_.control(comm_.rank); }
+
+private:
+    const RoutedArgs<Transport>& comm_;
+    const uint32_t rank_;
+};
+
+// A word of a peer that a transport reaches.
+template <class Transport>
+struct FarWord {
+    TransportPeer<Transport> peer;
+    uint64_t place;
+};
+
+// The control word of a peer that choose(HeapControl&) returns the address of.
+template <class Choose>
+TK_DEVICE uint64_t* control_word(const MappedPeer& peer, Choose choose) {
+    return choose(*peer.at<HeapControl>(0));
+}
+template <class Transport, class Choose>
+TK_DEVICE FarWord<Transport> control_word(const TransportPeer<Transport>& peer, Choose choose) {
+    return {peer, peer.place_of(choose(peer.own_control()))};
+}
+
+template <class Use>
+TK_DEVICE void with_peer(const CommArgs& comm, uint32_t rank, Use use) {
+    use(MappedPeer(comm, rank));
+}
+template <class Transport, class Use>
+TK_DEVICE void with_peer(const RoutedArgs<Transport>& comm, uint32_t rank, Use use) {
+    if (comm.is_mapped(rank)) {
+        use(MappedPeer(comm, rank));
+    } else {
+        use(TransportPeer<Transport>(comm, rank));
+    }
+}
+
+}  // namespace tracekern
