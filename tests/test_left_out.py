@@ -85,7 +85,7 @@ def thinned(timeline: Timeline, sub_warps: int) -> Timeline:
     kept = np.ones(len(spans), bool)
     for event, wanted in (
         ("wait_grid", has_tokens | polls_or_tells),
-        ("wait_group", (sub_warp == 0) | copies),
+        ("wait_group", (sub_warp <= 1) | copies),
         ("wait_sub_warps", np.where(kernel == "dispatch", casts | copies, sends)),
     ):
         kept[name == event] = wanted[name == event]
@@ -145,12 +145,27 @@ def test_each_message_is_on_record_with_all_that_a_log_of_receives_says(recorded
     assert seen == sent
 
 
-def test_who_came_last_to_a_barrier_of_the_grid_is_known_of_all_that_are_on_record(recorded):
-    waits = analyze(recorded["work"]).waits
-    spans, events = recorded["work"].spans, recorded["work"].events
-    at_grid = np.array([event.name == "wait_grid" for event in events])[spans.event[waits.row]]
-    assert at_grid.sum() > 1_000
-    assert np.all(waits.last_arrival[at_grid] >= 0)
+@pytest.mark.parametrize("detail", ["all", "work"])
+@pytest.mark.parametrize(("event", "at_least"), [("wait_grid", 1_000), ("wait_group", 1_000), ("wait_sub_warps", 50)])
+def test_who_came_last_where_warps_meet_is_known_of_all_that_are_on_record(recorded, detail, event, at_least):
+    waits, timeline = analyze(recorded[detail]).waits, recorded[detail]
+    mine = np.isin(waits.row, timeline.rows_of(event))
+    assert mine.sum() > at_least
+    assert np.all(waits.last_arrival[mine] >= 0)
+
+
+def test_the_wait_of_a_warp_group_is_charged_to_the_warp_that_came_last(recorded):
+    for timeline in recorded.values():
+        waits, start = analyze(timeline).waits, timeline.spans.start
+        of_wait = dict(zip(waits.row.tolist(), waits.last_arrival.tolist(), strict=True))
+        groups: dict[tuple[int, int, int], list[int]] = {}
+        for row in timeline.rows_of("wait_group").tolist():
+            track = timeline.tracks[timeline.spans.track[row]]
+            groups.setdefault((track.rank, track.block, track.group), []).append(row)
+        assert len(groups) == 4 * 256
+        assert all(start[of_wait[row]] == start[rows].max() for rows in groups.values() for row in rows)
+        late = waits.late_ns[np.isin(waits.row, timeline.rows_of("wait_group"))]
+        assert late.sum() > 0
 
 
 def test_the_report_says_what_was_left_out(recorded):

@@ -7,12 +7,14 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from low_latency_check import Received, find_faults, same_bits
 from rank_pool import RankPool
 
 import tracekern
+from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.experts import draw_experts
@@ -270,10 +272,25 @@ def spans_of(timeline: Timeline, name: str, rank: int) -> list[dict[str, int]]:
 
 
 def test_rows_are_claimed_in_the_order_of_arrival(received_in_order):
-    claimed = {span["src_rank"]: span["begin"] for span in spans_of(received_in_order, "claim_rows", 3)}
-    assert [claimed[rank] for rank in SENT] == [0, 8, 13, 16, 20]
+    claimed = {(span["src_rank"], span["begin"]) for span in spans_of(received_in_order, "wait_group", 3)}
+    assert claimed >= set(zip(SENT, (0, 8, 13, 16, 20), strict=True))
+    assert len(claimed) == 6  # all sub-warps of a group are told the same
     counted = {span["peer"]: span["tokens"] for span in spans_of(received_in_order, "wait_count", 3)}
     assert counted == {**SENT, 3: 0}
+
+
+def test_a_warp_group_waits_for_the_sub_warp_that_waits_for_a_late_rank(received_in_order):
+    timeline, waits = received_in_order, analyze_waits(received_in_order)
+    (event,) = (event for event in timeline.events if event.name == "wait_group")
+    mine = np.flatnonzero(np.isin(waits.row, timeline.rows_of("wait_group")) & (waits.rank == 3))
+    mine = mine[field_values(event, "src_rank", timeline.spans, waits.row[mine]) == 4]
+    sub_warps, last = (
+        [timeline.tracks[track].sub_warp for track in timeline.spans.track[rows[mine]].tolist()]
+        for rows in (waits.row, waits.last_arrival)
+    )
+    assert sorted(sub_warps) == list(range(10))
+    assert set(last) == {1}
+    assert ((waits.late_ns[mine] > 0) == (np.array(sub_warps) != 1)).all()
 
 
 def test_sub_warps_share_a_pairs_tokens(received_in_order):

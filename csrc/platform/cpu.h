@@ -327,21 +327,31 @@ public:
         context_.sync();
         return num_warps * kLanes;
     }
-    void group_sync(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
-        std::atomic_ref<uint32_t> count(arrivals[barrier]);
-        const uint32_t ticket = count.fetch_add(1, std::memory_order_acq_rel);
-        const uint32_t goal = (ticket / num_group_warps + 1) * num_group_warps;
-        for (uint32_t spins = 0; count.load(std::memory_order_acquire) < goal;) relax(spins);
-    }
-    uint32_t group_sync_count(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
-        group_sync(barrier, num_group_warps, arrivals);
-        return num_group_warps * kLanes;
-    }
     void relax(uint32_t& spins) { context_.relax(spins); }
     void trap() const { context_.trap(); }
 
 private:
     BlockContext& context_;
+};
+
+struct WarpGroup {
+    const uint32_t id, num_warps;
+
+    WarpGroup(uint32_t id, uint32_t num_warps, Warp& warp, uint32_t* arrivals)
+        : id(id), num_warps(num_warps), warp_(warp), count_(arrivals[id - 1]) {}
+    void block_sync() const {
+        const uint32_t ticket = count_.fetch_add(1, std::memory_order_acq_rel);
+        const uint32_t goal = (ticket / num_warps + 1) * num_warps;
+        for (uint32_t spins = 0; count_.load(std::memory_order_acquire) < goal;) warp_.relax(spins);
+    }
+    uint32_t block_sync_count() const {
+        block_sync();
+        return num_warps * kLanes;
+    }
+
+private:
+    Warp& warp_;
+    const std::atomic_ref<uint32_t> count_;
 };
 
 }  // namespace tracekern

@@ -533,27 +533,34 @@ public:
     TK_DEVICE void sync() { __syncwarp(); }
     TK_DEVICE void block_sync() { __syncthreads(); }
     TK_DEVICE uint32_t block_sync_count() { return static_cast<uint32_t>(__syncthreads_count(1)); }
-    // Barrier 0 of the machine is the whole block's.
-    TK_DEVICE void group_sync(uint32_t barrier, uint32_t num_group_warps, uint32_t*) {
-        asm volatile("bar.sync %0, %1;" ::"r"(barrier + 1), "r"(num_group_warps * kLanes) : "memory");
-    }
-    TK_DEVICE uint32_t group_sync_count(uint32_t barrier, uint32_t num_group_warps, uint32_t*) {
-        uint32_t count;
-        asm volatile(
-            "{\n\t.reg .pred %%arrived;\n\t"
-            "setp.eq.u32 %%arrived, 0, 0;\n\t"
-            "bar.red.popc.u32 %0, %1, %2, %%arrived;\n\t}"
-            : "=r"(count)
-            : "r"(barrier + 1), "r"(num_group_warps * kLanes)
-            : "memory");
-        return count;
-    }
     TK_DEVICE void relax(uint32_t& spins) { ++spins; }
     // Stops all kernels of this process on the device for good; what this lane wrote before is in memory.
     TK_DEVICE void trap() const { asm volatile("fence.acq_rel.sys;\n\ttrap;" ::: "memory"); }
 
 private:
     const uint32_t lane_;
+};
+
+// Barrier 0 of the machine is the whole block's.
+struct WarpGroup {
+    const uint32_t id, num_warps;
+
+    TK_DEVICE WarpGroup(uint32_t id, uint32_t num_warps) : id(id), num_warps(num_warps) {}
+    TK_DEVICE WarpGroup(uint32_t id, uint32_t num_warps, const Warp&, uint32_t*) : WarpGroup(id, num_warps) {}
+    TK_DEVICE void block_sync() const {
+        asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_warps * kLanes) : "memory");
+    }
+    TK_DEVICE uint32_t block_sync_count() const {
+        uint32_t count;
+        asm volatile(
+            "{\n\t.reg .pred %%arrived;\n\t"
+            "setp.eq.u32 %%arrived, 0, 0;\n\t"
+            "bar.red.popc.u32 %0, %1, %2, %%arrived;\n\t}"
+            : "=r"(count)
+            : "r"(id), "r"(num_warps * kLanes)
+            : "memory");
+        return count;
+    }
 };
 
 // The warp that runs this, in a kernel that was given none. Blocks and threads of all three dimensions count, x first.

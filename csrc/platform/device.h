@@ -41,8 +41,9 @@
 // of 16 bits from shared memory, 16 bytes a row, as the dense operand of Warp::multiply_sparse<kSelector>(rows, column,
 // metadata); see platform/sparse_multiply.h.
 //
-// Warp::group_sync(barrier, num_group_warps, arrivals) is a barrier of some warps of a block, of which all call it;
-// barrier: 0 to 14. Machines without such barriers count in arrivals[barrier], shared memory that begins with 0.
+// WarpGroup(id, num_warps, warp, arrivals) is some warps of a block that meet, of which all call its block_sync() or
+// all its block_sync_count(), which are those of a Warp otherwise. id: 1 to 15. Machines without named barriers count
+// in arrivals[id - 1], shared memory that begins with 0; CUDA needs neither warp nor arrivals.
 #pragma once
 
 #include <cstdint>
@@ -86,17 +87,6 @@ TK_DEVICE uint32_t num_appended(const Record* first, const Record* next) {
     const uintptr_t bytes = reinterpret_cast<uintptr_t>(next) - reinterpret_cast<uintptr_t>(first);
     return static_cast<uint32_t>(bytes) / static_cast<uint32_t>(sizeof(Record));
 }
-
-// Some warps of a block that meet, of which all call it. For TK_END_AFTER_BARRIER it takes the block's place.
-struct WarpGroup {
-    Warp& warp;
-    const uint32_t barrier;
-    const uint32_t num_warps;
-    uint32_t* const arrivals;
-
-    TK_DEVICE void block_sync() const { warp.group_sync(barrier, num_warps, arrivals); }
-    TK_DEVICE uint32_t block_sync_count() const { return warp.group_sync_count(barrier, num_warps, arrivals); }
-};
 
 // Copies `bytes` (a multiple of 2) with all lanes; 16 bytes a lane where both sides allow it.
 TK_DEVICE void copy_row(Warp& warp, void* dst, const void* src, uint32_t bytes) {

@@ -332,20 +332,6 @@ public:
         block_sync();
         return num_warps * kLanes;
     }
-    TK_DEVICE void group_sync(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
-        uint32_t* count = arrivals + barrier;
-        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-        const uint32_t ticket = once([&] { return add_relaxed_block(count, 1u); });
-        const uint32_t goal = (ticket / num_group_warps + 1) * num_group_warps;
-        while (__hip_atomic_load(count, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP) < goal) {
-            __builtin_amdgcn_s_sleep(1);
-        }
-        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-    }
-    TK_DEVICE uint32_t group_sync_count(uint32_t barrier, uint32_t num_group_warps, uint32_t* arrivals) {
-        group_sync(barrier, num_group_warps, arrivals);
-        return num_group_warps * kLanes;
-    }
     TK_DEVICE void relax(uint32_t& spins) {
         ++spins;
         __builtin_amdgcn_s_sleep(1);
@@ -371,6 +357,30 @@ private:
         }
     }
     const uint32_t lane_;
+};
+
+struct WarpGroup {
+    const uint32_t id, num_warps;
+
+    TK_DEVICE WarpGroup(uint32_t id, uint32_t num_warps, Warp& warp, uint32_t* arrivals)
+        : id(id), num_warps(num_warps), warp_(warp), count_(arrivals + (id - 1)) {}
+    TK_DEVICE void block_sync() const {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+        const uint32_t ticket = warp_.once([&] { return add_relaxed_block(count_, 1u); });
+        const uint32_t goal = (ticket / num_warps + 1) * num_warps;
+        while (__hip_atomic_load(count_, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP) < goal) {
+            __builtin_amdgcn_s_sleep(1);
+        }
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    }
+    TK_DEVICE uint32_t block_sync_count() const {
+        block_sync();
+        return num_warps * kLanes;
+    }
+
+private:
+    Warp& warp_;
+    uint32_t* const count_;
 };
 
 }  // namespace tracekern

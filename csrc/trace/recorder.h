@@ -117,7 +117,7 @@ public:
         if (!closed_) recorder_.template end_after<kEvent>(open_, static_cast<uint64_t>(value), values...);
         closed_ = true;
     }
-    // All warps of the block call it: a block barrier, and the span ends when the last warp has arrived.
+    // All warps of the block, or of a group, call it: their barrier, and the span ends when the last one has arrived.
     template <class AnyWarp>
     TK_DEVICE void close_after_barrier(AnyWarp&& warp) {
         close_after(recorder_.block_sync(warp));
@@ -300,7 +300,13 @@ public:
 #define TK_END_AFTER(...) TK_IF_TRACED_(tk_span, tk_span.close_after(__VA_ARGS__))
 // A block barrier that ends the scope's span. Behind a plain warp.block_sync() the span would end when this warp
 // arrives.
-#define TK_END_AFTER_BARRIER(warp) tk_span.close_after_barrier(warp)
+#define TK_END_AFTER_BARRIER(...) tk_span.close_after_barrier(__VA_ARGS__)
+// The same of some warps of a block: bar.sync id, 32 * warps. Machines without it take two values more, see WarpGroup.
+#define TK_END_AFTER_GROUP_BARRIER(...) tk_span.close_after_barrier(::tracekern::WarpGroup(__VA_ARGS__))
+// The same of the grid. What follows `warp` is the barrier's own call, by all warps of the block, which meet once more
+// where the span is recorded: the call may end with a plain block barrier.
+#define TK_END_AFTER_GRID_BARRIER(warp, ...) \
+    (static_cast<void>(__VA_ARGS__), TK_IF_TRACED_(tk_span, tk_span.close_after_barrier(warp)))
 // TK_SEQUENCE opens a chain in this scope, each TK_NEXT ends its last span and begins one with the same clock read.
 // Spans with an end of their own begin with TK_WAIT(tk_sequence, ...), in braces.
 #define TK_SEQUENCE(recorder) ::tracekern::Sequence<std::remove_reference_t<decltype(recorder)>> tk_sequence(recorder)

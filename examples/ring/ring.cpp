@@ -100,15 +100,16 @@ TK_DEVICE void add_for_all_ranks(uint64_t* word) {
 #endif
 }
 
+// The warps of a role. Named barrier 0 is the whole block's.
 template <class Rec>
-TK_DEVICE void meet(Rec& recorder, const WarpGroup& group) {
-    TK_WAIT(recorder, RingEvent::wait_group, group.barrier, group.num_warps);
-    TK_END_AFTER_BARRIER(group);
+TK_DEVICE void meet(Warp& warp, Rec& recorder, Role role) {
+    TK_WAIT(recorder, RingEvent::wait_group, 1 + role, kWarpsPerRole);
+    TK_END_AFTER_GROUP_BARRIER(1 + role, kWarpsPerRole, warp, warp.shared<RingShared>().arrivals);
 }
 
 // A wait that gave up makes all others give up. Its warp then only keeps the barriers.
 template <class Rec>
-TK_DEVICE void send(Warp& warp, Rec& recorder, const RingArgs& args, const WarpGroup& group) {
+TK_DEVICE void send(Warp& warp, Rec& recorder, const RingArgs& args) {
     const uint32_t own = args.comm.rank, channel = warp.block, next = (own + 1) % args.comm.num_ranks;
     bool ok = true;
     for (uint32_t first = 0; first < args.num_tokens; first += kSentAtOnce) {
@@ -125,7 +126,7 @@ TK_DEVICE void send(Warp& warp, Rec& recorder, const RingArgs& args, const WarpG
             uint32_t* slot = args.slot(next, channel, args.before() + token);
             copy_row(warp, slot, args.sent + args.row(channel, token), kWordsPerToken * sizeof(uint32_t));
         }
-        meet(recorder, group);
+        meet(warp, recorder, kSend);
         if (ok && warp.warp % kWarpsPerRole == 0) {
             TK_SIGNAL(recorder, RingEvent::signal_tail, next, channel, tail);
             publish(warp, args.comm.at<uint64_t>(next, args.tails) + channel, tail);
@@ -140,7 +141,7 @@ TK_DEVICE void be_slow(Warp& warp, uint64_t ticks) {
 }
 
 template <class Rec>
-TK_DEVICE void receive(Warp& warp, Rec& recorder, const RingArgs& args, const WarpGroup& group) {
+TK_DEVICE void receive(Warp& warp, Rec& recorder, const RingArgs& args) {
     const uint32_t own = args.comm.rank, channel = warp.block;
     const uint32_t source = (own + args.comm.num_ranks - 1) % args.comm.num_ranks;
     bool ok = true;
@@ -159,7 +160,7 @@ TK_DEVICE void receive(Warp& warp, Rec& recorder, const RingArgs& args, const Wa
             copy_row(warp, args.received + args.row(channel, token), slot, kWordsPerToken * sizeof(uint32_t));
             be_slow(warp, args.slow_ticks);
         }
-        meet(recorder, group);
+        meet(warp, recorder, kReceive);
         if (ok && warp.warp % kWarpsPerRole == 0) {
             TK_SIGNAL(recorder, RingEvent::signal_credit, source, channel, taken + kSlots);
             publish(warp, args.comm.at<uint64_t>(source, args.credits) + channel, taken + kSlots);
@@ -188,11 +189,10 @@ template <class Rec>
 TK_DEVICE void ring(Warp& warp, const RingArgs& args, typename Rec::Args trace) {
     const uint32_t role = warp.warp / kWarpsPerRole;
     Rec recorder(trace, warp, role);
-    const WarpGroup group{warp, role, kWarpsPerRole, warp.shared<RingShared>().arrivals};
     if (role == kSend) {
-        send(warp, recorder, args, group);
+        send(warp, recorder, args);
     } else {
-        receive(warp, recorder, args, group);
+        receive(warp, recorder, args);
     }
     {
         TK_WAIT(recorder, RingEvent::wait_block);

@@ -13,17 +13,19 @@ namespace tracekern {
 template <class Rec>
 TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context, [[maybe_unused]] uint32_t num_shared) {
     const WarpGroup group = context.warp_group();
-    TK_WAIT_IF(
-        context.recorder, context.is_recorded(context.sub_warp_id() < num_shared), LowLatencyEvent::wait_sub_warps);
+    TK_WAIT_IF(context.recorder,
+               context.is_recorded(context.sub_warp_id() < num_shared),
+               LowLatencyEvent::wait_sub_warps,
+               group.id);
     TK_END_AFTER_BARRIER(group);
 }
 
 // The same, for the rows that one of them claims.
 template <class Rec>
 TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
-    const WarpGroup group = context.warp_group();
     TK_WAIT(context.recorder, LowLatencyEvent::wait_group, from.rank, from.local_expert);
-    TK_END_AFTER_BARRIER(group);
+    context.warp_group().block_sync();
+    TK_END(context.group().begin);
 }
 
 // All warps of all blocks; false when it gave up, the same in all warps of a block, which have barriers to come.

@@ -73,12 +73,12 @@ TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
     const CastShare share{warp.warp, warp.num_warps - 1};
-    const WarpGroup casters{warp, 0, share.num_warps, context.shared().arrivals};
+    const WarpGroup casters{1, share.num_warps, warp, context.shared().arrivals};
     TK_NO_UNROLL
     for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
         cast_token<kFp8>(context, token, share);
         {
-            TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps);
+            TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps, casters.id);
             TK_END_AFTER_BARRIER(casters);
         }
         if (warp.warp < args.call.topk) send_message<kFp8>(context, token, warp.warp);
@@ -164,7 +164,6 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
         return WaitResult{seen.ok, seen.ok ? ~seen.value & kMaxFlagValue : 0};
     };
     const WaitResult count = record_wait<LowLatencyEvent::wait_count>(context, wait_now, from.rank, from.local_expert);
-    TK_SIGNAL(context.recorder, LowLatencyEvent::claim_rows, from.rank, from.local_expert);
     const uint32_t begin =
         warp.once([&] { return add_relaxed_device(&args.call.packed_recv_count[from.local_expert], count.value); });
     warp.leader([&] {
@@ -174,7 +173,6 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
         context.group().begin = begin;
         context.group().ok = count.ok;
     });
-    TK_END(begin);
 }
 
 // Copies one message to its row.
@@ -208,8 +206,9 @@ TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
     if (context.sub_warp_id() == 1) claim_rows(context);
     wait_group(context, from);
     const uint32_t count = context.group().count;
-    // Only now it is known which sub-warps have a message to copy. The first one acknowledges.
-    const uint32_t num_busy = count == 0 ? 1 : count;
+    // Only now it is known which sub-warps have a message to copy. The first one acknowledges, for the second all
+    // waited.
+    const uint32_t num_busy = count < 2 ? 2 : count;
     TK_TAKE_BACK_IF(
         context.recorder, !context.is_recorded(context.sub_warp_id() < num_busy), LowLatencyEvent::wait_group);
     TK_NO_UNROLL

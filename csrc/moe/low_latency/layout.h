@@ -204,7 +204,7 @@ struct LowLatencyShared {
         uint32_t begin;     // their first row
         uint32_t ok;
     };
-    uint32_t arrivals[kMaxGroupsPerBlock + 1];  // for Warp::group_sync; the first is that of the warps that cast
+    uint32_t arrivals[kMaxGroupsPerBlock + 1];  // of WarpGroups: the warps that cast, and each warp group
     uint32_t failed;
     uint32_t is_last_block;
     Group groups[kMaxGroupsPerBlock];
@@ -246,7 +246,7 @@ struct LowLatencyContext : CommContext<Rec> {
     }
     TK_DEVICE LowLatencyShared& shared() { return this->warp.template shared<LowLatencyShared>(); }
     TK_DEVICE WarpGroup warp_group() {
-        return {this->warp, 1 + warp_group_id(), args.launch.num_warps_per_group, shared().arrivals};
+        return {2 + warp_group_id(), args.launch.num_warps_per_group, this->warp, shared().arrivals};
     }
     TK_DEVICE LowLatencyShared::Group& group() { return shared().groups[warp_group_id()]; }
     TK_DEVICE uint32_t own_expert(uint32_t local_expert) const {
