@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable
 
@@ -26,3 +27,14 @@ def free_port() -> int:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
+
+
+def in_a_while(act: Callable[[], object], duration_s: float = 0.5) -> None:
+    """Acts in a thread. It sleeps in short steps: a process that stands still does not find the whole time gone."""
+
+    def run() -> None:
+        for _ in range(int(duration_s / 0.01)):
+            time.sleep(0.01)
+        act()
+
+    threading.Thread(target=run, daemon=True).start()
