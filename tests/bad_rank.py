@@ -2,6 +2,7 @@
 
 Acts: a signal's name; "exit"; "hang", which sleeps; an errno's name, which raises that OSError; "MemoryError";
 "garbage", which writes what no rank would into the store of the process group, as any user of the machine could.
+Where a rank is stopped in the run, the others sleep: their kernels would give up.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 import time
 
-from tracekern.launcher.watch import START
+from tracekern.launcher.watch import RUN, START
 from tracekern.moe import worker
 
 
@@ -25,6 +26,8 @@ def main() -> int:
         enter(entered)
         if is_bad and entered == phase:
             misbehave(act)
+        elif (entered, phase, act) == (RUN, RUN, "STOP"):
+            time.sleep(1000)
 
     worker.enter = enter_badly
     if is_bad and phase == START:

@@ -16,6 +16,8 @@ from tracekern.comm.device import HostClock, HostDevice
 
 OWN_EXIT = 7
 LIMIT_S = 3
+IN_VAIN = ("never comes", "no gpu", "stopped clock", "killed")
+"""Cases in which a rank waits for the other to the end of that limit."""
 
 
 class StoppedClock(HostClock):

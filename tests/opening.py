@@ -50,7 +50,7 @@ def opened(*arguments: object, through: Sequence[str] = ()) -> Iterator[tuple[su
 
 def ask(method: str, path: str, port: int = PORT, headers: dict[str, str] | None = None) -> tuple[int, bytes, dict]:
     """Status, body and headers of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request(method, path, headers=headers or {})
     response = connection.getresponse()
     answer = response.status, response.read(), dict(response.getheaders())

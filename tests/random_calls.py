@@ -143,7 +143,7 @@ class Work:
     def __init__(self, case: Case, group: Group, seed: int, backend: str) -> None:
         self.case, self.backend = case, backend
         self.draw = random.Random(f"{seed} {case.index} {group.rank}")
-        self.pipeline = P2PPipeline(group, case.shape, case.variant, backend=backend, timeout_s=20.0, **case.grid)
+        self.pipeline = P2PPipeline(group, case.shape, case.variant, backend=backend, timeout_s=120.0, **case.grid)
         self.experts = draw_experts(case.shape).to(backend)
         self.batches = [draw_batch(self.draw, case).to(backend) for _ in range(NUM_BATCHES)]
         self.outs: list[torch.Tensor] = []

@@ -123,7 +123,7 @@ class Work:
         shape = case.shape
         self.layout = (shape.max_tokens, shape.hidden, shape.num_experts)
         num_bytes = Buffer.get_low_latency_rdma_size_hint(*self.layout[:2], shape.num_ranks, shape.num_experts)
-        self.buffer = Buffer(group, num_rdma_bytes=num_bytes, backend=backend, timeout_s=20.0, **case.grid)
+        self.buffer = Buffer(group, num_rdma_bytes=num_bytes, backend=backend, timeout_s=120.0, **case.grid)
         self.experts = case.draw_experts().to(backend)
         size = (shape.num_local_experts, shape.num_ranks * shape.max_tokens, shape.hidden)
         self.calls = [

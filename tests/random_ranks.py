@@ -68,7 +68,7 @@ def main(program: str, about: str | None) -> int:
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
         },
         on_line=on_line,
-        timeout_s=100 + 3 * options.count,
+        timeout_s=400 + 3 * options.count,
         resident=options.resident,
     )
     return 1 if any(end.returncode for end in exits) else 0

@@ -40,7 +40,7 @@ def test_rank_barrier_crosses_the_wrap(ranks, rounds):
 
 @pytest.mark.parametrize("executor", ["fibers", "threads"])
 def test_a_block_that_never_comes_is_named(executor):
-    (fault,) = faults(barriers("grid", executor, 1, 5, 3, 10, "absent=2", "timeout_ms=300"))
+    (fault,) = faults(barriers("grid", executor, 1, 5, 3, 10, "absent=2", "timeout_ms=3000"))
     assert fault["channel"] == "grid"
     assert fault["cause"] == TIMEOUT
     assert (fault["wanted"], fault["seen"]) == ("5", "4")
@@ -48,7 +48,7 @@ def test_a_block_that_never_comes_is_named(executor):
 
 @pytest.mark.parametrize("executor", ["fibers", "threads"])
 def test_a_rank_that_never_comes_is_named_by_all_others(executor):
-    found = faults(barriers("rank", executor, 4, 1, 1, 10, "absent=2", "timeout_ms=1000"))
+    found = faults(barriers("rank", executor, 4, 1, 1, 10, "absent=2", "timeout_ms=3000"))
     assert sorted(fault["rank"] for fault in found) == ["0", "1", "3"]
     for fault in found:
         assert (fault["peer"], fault["channel"]) == ("2", "barrier")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,11 @@ LIMIT_S = 0.3
 
 def come_too_late(group: Group, directory: str) -> None:
     """Rank 1 leaves out the third call and comes when rank 0 has given up."""
-    pipeline, call = make_pair(group, timeout_s=LIMIT_S)
+    pipeline, call = make_pair(group, timeout_s=60.0)
     with capture(directory, device=pipeline.comm.device, records_per_track=256) as session:
         for iteration in range(2):
             assert call(iteration, session)
+        pipeline.comm.set_timeout(LIMIT_S)
         if group.rank == 1:
             group.barrier()
         with pytest.raises(CommTimeout):
@@ -60,11 +62,11 @@ def lines_of(timeline: Timeline) -> dict[str, str]:
 def test_fault_and_verdict_name_the_rank_that_did_not_come(faulted: Path):
     lines = lines_of(load(faulted))
     assert lines["fault"].startswith("rank 0 dispatch_send block 0 warp ")
-    assert " gave up on rank 1 after 30" in lines["fault"]
+    assert re.search(r" gave up on rank 1 after [\d.]+ m?s; ", lines["fault"])
     assert "channel counts slot 0: wanted call 3, has " in lines["fault"]
     assert " of call 2; see what rank 1 was doing" in lines["fault"]
     assert lines["fault"].endswith("; rank 1 came after that")
-    assert lines["verdict"].startswith("Rank 1 did not come in time: rank 0 waited 30")
+    assert lines["verdict"].startswith("Rank 1 did not come in time: rank 0 waited ")
     assert "wanted call 3, has " in lines["verdict"]
     assert "why" not in lines
     assert "next" not in lines

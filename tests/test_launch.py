@@ -10,13 +10,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter
+from tests.waiting import wait_until
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.launcher.launch import RankExit, launch_ranks
@@ -28,6 +28,8 @@ from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, TrackKind
 
 ROOT = Path(__file__).resolve().parent.parent
+ENDED = {"SIGTERM", "SIGKILL"}
+"""The launcher's signals: the second one for a rank that a busy machine keeps from following the first."""
 
 
 class Program:
@@ -137,7 +139,7 @@ def listening_addresses() -> list[str]:
 def test_ranks_listen_on_the_loopback_interface_only(program: Program, monkeypatch: pytest.MonkeyPatch):
     """The store of rank 0, and gloo of both. Without a choice of ours gloo takes the address of the host's name."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    exits, lines = program.run(2, SOCKETS, timeout_s=120)
+    exits, lines = program.run(2, SOCKETS, timeout_s=300)
     assert [end.returncode for end in exits] == [0, 0], lines
     addresses = {rank: line.split() for rank, line in lines}
     assert len(addresses[0]) == len(addresses[1]) + 1, "the store"
@@ -165,12 +167,12 @@ def test_a_function_ends_like_a_program(function: Program):
         import atexit, os, signal, sys, threading, time
         rank = int(os.environ["RANK"])
         atexit.register(print, "at exit")
+        if rank == 5: os.kill(os.getpid(), signal.SIGKILL)
         threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
         if rank == 1: return 3
         if rank == 2: sys.exit("sorry")
         if rank == 3: raise ValueError("wrong")
         if rank == 4: raise KeyboardInterrupt
-        if rank == 5: os.kill(os.getpid(), signal.SIGKILL)
         """,
     )
     assert [end.returncode for end in exits] == [0, 3, 1, 1, -signal.SIGINT, -signal.SIGKILL]
@@ -182,7 +184,7 @@ def test_a_function_ends_like_a_program(function: Program):
     assert "KeyboardInterrupt" in said[4]
 
 
-@pytest.mark.parametrize("in_spawner", ["", "threading.Thread(target=time.sleep, args=(0.5,)).start()"])
+@pytest.mark.parametrize("in_spawner", ["", "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"])
 def test_an_interrupt_while_modules_are_imported_ends_ranks_without_a_word(function: Program, in_spawner: str):
     """In the warm process; or, where the module starts threads, in the ranks."""
     interrupt = "os.kill(os.getpid(), signal.SIGINT)"
@@ -247,7 +249,8 @@ def main():
             known = [Path(f"/proc/{pid}").exists() for pid in pids]
             assert known == [False] * (2 * number) + [True] * 2, "ids stay taken until the next run, no longer"
     assert len(parents) == 1
-    assert not any(Path(f"/proc/{pid}").exists() for pid in [*pids, int(parents.pop())])
+    gone = {*pids, int(parents.pop())}
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in gone))
 
 
 def test_a_spawner_that_was_killed_between_runs_is_told_by_the_next(function: Program):
@@ -286,7 +289,7 @@ def main():
 def test_ctrl_c_and_limits_hold_while_the_module_is_imported(function: Program):
     (function.directory / "module.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)")
     exits = launch_ranks(2, "module:main", env=function.env, timeout_s=1, on_line=lambda *line: None)
-    assert [end.signal_name for end in exits] == ["SIGTERM", "SIGTERM"]
+    assert {end.signal_name for end in exits} <= ENDED
     assert [end.stopped for end in exits] == [True, True]
 
     call = f"launch_ranks(2, 'module:main', env={function.env!r})"
@@ -311,28 +314,35 @@ def test_ranks_end_with_the_process_they_were_forked_from(function: Program):
         2, function.target(text), env=function.env, on_line=kill_parent, on_start=pids.__setitem__, kill_after_s=30
     )
     assert [end.signal_name for end in exits] == ["SIGKILL", "SIGKILL"]
-    deadline = time.monotonic() + 30  # nobody can wait for the children of a process that is gone
-    while any(is_running(pid) for pid in pids.values()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(is_running(pid) for pid in pids.values())
+    # Nobody can wait for the children of a process that is gone.
+    wait_until(lambda: not any(is_running(pid) for pid in pids.values()))
 
 
-@pytest.mark.parametrize(("dies", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -9), ("os._exit(3)", 3)])
-def test_when_a_rank_dies_the_others_get_their_time_and_no_more(program: Program, dies: str, code: int):
+@pytest.mark.parametrize(
+    ("dies", "code", "more_s", "is_stopped"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, 0.5, False),
+        ("os._exit(3)", 3, 0.5, False),
+        ("os._exit(3)", 3, 600, True),
+    ],
+)
+def test_when_a_rank_dies_the_others_get_their_time_and_no_more(
+    program: Program, dies: str, code: int, more_s: float, is_stopped: bool
+):
     exits, lines = program.run(
-        3,
+        2,
         f"""
         import os, time, signal
-        rank = int(os.environ["RANK"])
-        if rank == 0: {dies}
-        time.sleep(0.5 if rank == 1 else 600)
+        if os.environ["RANK"] == "0": {dies}
+        time.sleep({more_s})
         print("ended by itself")
         """,
-        kill_after_s=3,
+        kill_after_s=1 if is_stopped else 300,
     )
-    assert [end.returncode for end in exits] == [code, 0, -signal.SIGTERM]
-    assert [end.stopped for end in exits] == [False, False, True]
-    assert lines == [(1, "ended by itself")]
+    assert [end.stopped for end in exits] == [False, is_stopped]
+    assert exits[0].returncode == code
+    assert exits[1].signal_name in (ENDED if is_stopped else {""})
+    assert lines == ([] if is_stopped else [(1, "ended by itself")])
 
 
 def test_a_second_capture_in_the_place_of_the_first_leaves_nothing_behind(program: Program, tmp_path: Path, caplog):
@@ -355,23 +365,18 @@ def test_a_second_capture_in_the_place_of_the_first_leaves_nothing_behind(progra
 
 def test_the_whole_run_has_a_limit(program: Program):
     exits, _ = program.run(2, "import time; time.sleep(600)", timeout_s=1)
-    assert [end.signal_name for end in exits] == ["SIGTERM", "SIGTERM"]
+    assert {end.signal_name for end in exits} <= ENDED
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(program: Program, tmp_path: Path):
     note = f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(str(os.getpid()))"
     rank = f"import os, time; {note}; time.sleep(600)"
     launcher = subprocess.Popen(program.launcher(2, rank))
-    while not all((tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)):
-        assert launcher.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: all((tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)))
     pids = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
     launcher.kill()
     launcher.wait()
-    deadline = time.monotonic() + 10
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(is_running(pid) for pid in pids)
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def is_running(pid: int) -> bool:
@@ -394,21 +399,27 @@ def test_every_record_before_a_sigkill_is_salvaged(program: Program, tmp_path: P
     """The killer knows how many records the rank had told of when the signal was sent: all of them have to be there."""
     told = killed_at = 0
     pids: dict[int, int] = {}
-    lock = threading.Lock()
+    lock, is_started = threading.Lock(), threading.Event()
+
+    def on_start(rank: int, pid: int) -> None:
+        pids[rank] = pid
+        if rank == 1:
+            is_started.set()
 
     def on_line(rank: int, line: str) -> None:
         nonlocal told, killed_at
         if rank == 1 and (match := re.fullmatch(r"wrote (\d+)", line)):
+            is_started.wait()
             with lock:
                 told = int(match[1])
-                if told >= 3000 and not killed_at and 1 in pids:
+                if told >= 3000 and not killed_at:
                     killed_at = told
                     os.kill(pids[1], signal.SIGKILL)
 
     target = program.target("from tests.test_launch import record_until_killed as r; r()")
     env = {**program.env, "CAPTURE_DIR": str(tmp_path)}
     before = set(SHM_DIR.glob("tracekern-*"))
-    exits = launch_ranks(2, target, env=env, on_line=on_line, on_start=pids.__setitem__, timeout_s=120)
+    exits = launch_ranks(2, target, env=env, on_line=on_line, on_start=on_start, timeout_s=300)
 
     assert exits[1].signal_name == "SIGKILL"
     assert [end.salvaged for end in exits] == [False, True]

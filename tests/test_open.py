@@ -24,6 +24,7 @@ from opening import ask, location_of, longest_waits, opened, path_of_trace, trac
 from timelines import WAIT, make_timeline
 from trace_processor import TraceProcessor
 from typer.testing import CliRunner
+from waiting import LONG_S
 
 import tracekern
 from tracekern.cli import open_trace
@@ -72,7 +73,7 @@ def trace(tmp_path) -> Path:
 
 def run_open(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tracekern", "open", "--no-browser", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LONG_S)
 
 
 def test_serves_the_file_for_one_read_and_ends(trace):
@@ -101,7 +102,7 @@ def test_serves_the_file_for_one_read_and_ends(trace):
         assert (status, body) == (200, trace.read_bytes())
         assert headers["Access-Control-Allow-Origin"] == "https://ui.perfetto.dev"
         assert headers["Cache-Control"] == "no-cache"
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=LONG_S) == 0
     with pytest.raises(ConnectionRefusedError):
         ask("GET", wanted)
 
@@ -113,7 +114,7 @@ def test_a_capture_is_opened_as_the_trace_that_is_written_into_it(tmp_path):
         assert f"wrote {trace}\n" in process.stderr.readline()
         written = trace.stat().st_mtime_ns
         assert ask("GET", path_of_trace(url))[1] == trace.read_bytes()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=LONG_S) == 0
     with opened(capture):
         assert trace.stat().st_mtime_ns == written, "it is there already"
 
@@ -132,7 +133,7 @@ def test_without_the_extension_a_capture_is_opened_as_json(tmp_path, monkeypatch
         assert wanted.endswith("/capture.json.gz")
         shown = json.loads(gzip.decompress(ask("GET", wanted)[1]))["traceEvents"]
         assert sum(event["ph"] == "X" for event in shown) >= len(load(capture).spans)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=LONG_S) == 0
     assert sorted(capture.iterdir()) == files
 
 
@@ -150,7 +151,7 @@ def test_a_capture_that_cannot_be_written_is_opened_from_a_temporary_folder(tmp_
         trace = Path(found[2])
         assert trace.parent.stat().st_mode & 0o777 == 0o700
         assert ask("GET", path_of_trace(url))[1] == trace.read_bytes()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=LONG_S) == 0
     assert not trace.parent.exists()
     assert sorted(capture.iterdir()) == before
 
@@ -173,7 +174,7 @@ def test_of_a_capture_with_too_many_arrows_a_smaller_view_is_opened(tmp_path, mo
 def test_a_silent_connection_does_not_hold_up_the_reader(trace):
     with opened(trace) as (process, url), socket.create_connection(("127.0.0.1", PORT)):
         assert ask("GET", path_of_trace(url))[0] == 200
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=LONG_S) == 0
 
 
 def test_a_broken_read_leaves_the_file_for_the_next(trace):
@@ -188,7 +189,7 @@ def test_a_broken_read_leaves_the_file_for_the_next(trace):
         while (status := ask("GET", path)[0]) == 404:
             assert process.poll() is None
         assert status == 200
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=LONG_S) == 0
 
 
 def test_listens_on_this_machine_alone(trace):
@@ -210,7 +211,7 @@ def test_port_taken_is_one_clear_line(trace):
 def test_interrupt_ends_it(trace):
     with opened(trace) as (process, _):
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=LONG_S) == 130
         assert "Traceback" not in process.stderr.read()
 
 
@@ -359,7 +360,7 @@ def test_online_shows_the_longest_wait(browser, tmp_path):
         tab.page.goto(location_of(url))  # of a redirection no test answers the second hop
         wait_until_loaded(tab.page)
         check_view(tab.page, KEPT)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=LONG_S) == 0
         assert any(
             re.match(rf"http://127\.0\.0\.1:{PORT}/[\w-]+/h200x4-trace\.pftrace\.gz", url) for url in tab.reached
         )

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from opening import ask, location_of, opened, path_of_trace
 from typer.testing import CliRunner
+from waiting import LONG_S, free_port
 
 from tracekern.cli.app import app
 from tracekern.viewers import local_server, perfetto_ui, serve
@@ -34,7 +35,7 @@ class Served:
         return ask(method, path, self.port, headers)
 
     def connect(self, sent: str = "") -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=LONG_S)
         connection.sendall(sent.encode())
         return connection
 
@@ -48,7 +49,7 @@ class Served:
     def is_read_by(self, path: str) -> None:
         status, _, _ = self.ask(path)
         assert status == 200
-        self.thread.join(10)
+        self.thread.join(LONG_S)
         assert not self.thread.is_alive()
 
 
@@ -65,8 +66,7 @@ def serving(trace, monkeypatch):
 
     @contextlib.contextmanager
     def start(again_s: float = 0.05) -> Iterator[Served]:
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            port = unused.getsockname()[1]
+        port = free_port()
         monkeypatch.setattr(perfetto_ui, "ONLINE_PORT", port)
         monkeypatch.setattr(serve, "AGAIN_SECONDS", again_s)
         ready, addresses = threading.Event(), []
@@ -74,7 +74,7 @@ def serving(trace, monkeypatch):
             target=serve.serve_once, args=(trace, lambda given: (addresses.append(given), ready.set())), daemon=True
         )
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(LONG_S)
         served = Served(addresses[0], port, thread)
         yield served
         if thread.is_alive():
@@ -107,7 +107,7 @@ def test_who_does_not_know_the_token_gets_nothing_and_ends_nothing(trace, servin
         assert served.thread.is_alive()
         status, body, _ = served.ask(path)
         assert (status, body) == (200, trace.read_bytes())
-        served.thread.join(10)
+        served.thread.join(LONG_S)
         assert not served.thread.is_alive()
 
 
@@ -161,7 +161,7 @@ def test_offline_the_host_and_the_token_count_too(trace):
         assert ask("GET", path, port)[1] == trace.read_bytes()
         assert ask("GET", path, port)[1] == trace.read_bytes(), "a page may be loaded again"
         # The handler of files fails at a path with a zero byte. The user's terminal is not the place to say so.
-        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=10) as odd:
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=LONG_S) as odd:
             odd.sendall(f"GET /%00 HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
             odd.recv(1000)
         assert process.poll() is None
@@ -171,6 +171,7 @@ def test_offline_the_host_and_the_token_count_too(trace):
 
 def test_many_slow_connections_hold_few_threads_and_not_the_reader(serving, monkeypatch):
     monkeypatch.setattr(local_server, "TURN_SECONDS", 0.005)
+    monkeypatch.setattr(local_server, "HEAD_SECONDS", 10 * LONG_S)
     with serving() as served, contextlib.ExitStack() as slow:
         path = path_of_trace(served.addresses.printed)
         before = threading.active_count()
@@ -178,9 +179,7 @@ def test_many_slow_connections_hold_few_threads_and_not_the_reader(serving, monk
         for _ in range(300):
             slow.enter_context(served.connect("GET / HTTP/1.0\r\n"))
             most = max(most, threading.active_count())
-        start = time.monotonic()
-        served.is_read_by(path)
-        assert time.monotonic() - start < local_server.HEAD_SECONDS, "it does not wait for the slow ones to be ended"
+        served.is_read_by(path)  # it does not wait for the slow ones to be ended, which takes longer than any test
         assert before < most <= before + local_server.MAX_CONNECTIONS
 
 
@@ -195,7 +194,7 @@ def test_a_reader_who_knows_the_token_is_not_ended_for_others(trace, serving, mo
         while received := reader.recv(1 << 20):
             size += len(received)
         assert size > LARGE - 100
-        served.thread.join(10)
+        served.thread.join(LONG_S)
         assert not served.thread.is_alive()
 
 
@@ -209,14 +208,16 @@ def test_a_load_that_is_aborted_leaves_even_a_small_trace_to_the_next(trace, ser
         served.is_read_by(path_of_trace(served.addresses.printed))
 
 
-def test_a_trace_that_was_read_can_be_read_again_at_once(trace, serving):
+def test_a_trace_that_was_read_can_be_read_again_at_once(trace, serving, monkeypatch):
     """Chromium takes half a megabyte for a page that has aborted the load, and then ends the connection as if it had
     shown it."""
-    with serving(again_s=5.0) as served:
-        for _ in range(2):
-            status, body, _ = served.ask(path_of_trace(served.addresses.printed))
-            assert (status, body) == (200, trace.read_bytes())
-        served.thread.join(60)
+    with serving(again_s=2.0) as served:
+        path = path_of_trace(served.addresses.printed)
+        with monkeypatch.context() as patch:
+            patch.setattr(serve, "AGAIN_SECONDS", 1e6)
+            assert served.ask(path)[:2] == (200, trace.read_bytes())
+        assert served.ask(path)[:2] == (200, trace.read_bytes())
+        served.thread.join(LONG_S)
         assert not served.thread.is_alive()
 
 
@@ -225,7 +226,7 @@ def test_a_request_that_trickles_is_ended(serving, monkeypatch):
     with serving() as served, served.connect("GET / HTTP/1.0\r\n") as trickling:
         trickling.settimeout(0.02)
         start, is_open = time.monotonic(), True
-        while is_open and time.monotonic() - start < 2:
+        while is_open and time.monotonic() - start < LONG_S:
             try:
                 trickling.sendall(b"x")
                 is_open = trickling.recv(1) != b""
@@ -234,7 +235,7 @@ def test_a_request_that_trickles_is_ended(serving, monkeypatch):
             except ConnectionError:
                 is_open = False
         assert not is_open
-        assert 0.2 < time.monotonic() - start < 8
+        assert time.monotonic() - start > 0.2
 
 
 def test_a_reader_who_takes_nothing_leaves_the_trace_to_the_next(trace, serving, monkeypatch):

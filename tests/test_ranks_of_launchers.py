@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import free_port
 from tracekern.comm.group import Group
 from tracekern.comm.launcher_environment import local_rank
 from tracekern.dump.reader import peek_metadata
@@ -112,14 +112,12 @@ def test_ranks_of_mpirun_that_cannot_meet_are_refused_and_told_what_to_set(tmp_p
 
 
 def test_ranks_of_mpirun_meet_where_mpirun_says_who_they_are():
-    program = "from tracekern.launcher.rendezvous import join_ranks; join_ranks(30.0)\n"
+    program = "from tracekern.launcher.rendezvous import join_ranks; join_ranks(100.0)\n"
     program += "from tracekern.comm.group import Group; group = Group.discover(); print(group.rank, group.num_ranks)"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     mpirun = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     words = [sys.executable, "-c", program]
-    ended = subprocess.run(words, env=os.environ | mpirun, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(words, env=os.environ | mpirun, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout) == (0, "0 1\n"), ended.stderr
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import tracekern
+from tests.waiting import wait_until
 from tracekern.comm import resident
 from tracekern.comm.group import Group
 from tracekern.comm.resident import Residents, rank_of_thread
@@ -23,7 +24,7 @@ from tracekern.launcher.watch import Limits
 from tracekern.record.session import capture, open_capture
 from tracekern.timeline.decode.problems import _fault_text
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Recorded:
@@ -83,7 +84,7 @@ def test_a_rank_that_has_ended_is_missed_at_once():
 
     started = time.monotonic()
     first, _, third = on_ranks(3, leave)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < LIMIT_S
     assert isinstance(first, PeerLost)
     assert isinstance(third, PeerLost)
     texts = {str(first), str(third)}
@@ -91,11 +92,16 @@ def test_a_rank_that_has_ended_is_missed_at_once():
 
 
 def test_a_rank_that_is_late_is_named():
+    has_given_up = threading.Event()
+
     def come_late() -> Any:
         group = Group.discover()
         if group.rank == 0:
-            time.sleep(0.5)
-        return group.barrier(timeout_s=0.1)
+            has_given_up.wait()
+        try:
+            return group.barrier(timeout_s=0.1)
+        finally:
+            has_given_up.set()
 
     first, second = on_ranks(2, come_late)
     assert str(second) == "rank 1: the other ranks do not answer (rank 0 came too late)"
@@ -129,7 +135,7 @@ def test_each_kernel_is_launched_for_all_ranks_before_the_next():
 
 
 def test_kernels_start_without_a_rank_that_is_late_or_gone(monkeypatch):
-    monkeypatch.setattr(resident, "LATE_S", 1.0)
+    monkeypatch.setattr(resident, "LATE_S", 0.2)
     gate = Recorded()
 
     def call() -> None:
@@ -137,9 +143,10 @@ def test_kernels_start_without_a_rank_that_is_late_or_gone(monkeypatch):
         if group.rank == 2:
             return
         if group.rank == 1:
-            time.sleep(1.5)
+            wait_until(lambda: (0, 0, 1) in gate.events)
+            monkeypatch.setattr(resident, "LATE_S", 1e6)
         launch(gate, 1, group)  # rank 1 comes when rank 0 has been launched
-        launch(gate, 1, group)  # and both together again
+        launch(gate, 1, group, 1e6)  # and both together again
 
     assert on_ranks(3, call, gate) == [None] * 3
     assert gate.events[:2] == [(0, 0, 1), (1, 0, 1)]
@@ -151,20 +158,18 @@ def test_after_a_call_of_one_rank_alone_launches_are_aligned_again(monkeypatch):
     monkeypatch.setattr(resident, "LATE_S", 0.1)
     gate = Recorded()
 
-    def call() -> float:
+    def call() -> None:
         group = Group.discover()
         if group.rank == 0:
             launch(gate, 1, group)
         group.barrier()
         group.align_launches()
         group.barrier()
-        monkeypatch.setattr(resident, "LATE_S", 20.0)
-        started = time.monotonic()
+        monkeypatch.setattr(resident, "LATE_S", 1e6)
         for _ in range(10):
-            launch(gate, 1, group)
-        return time.monotonic() - started
+            launch(gate, 1, group, 1e6)  # would wait for ever for a rank that is one launch behind
 
-    assert all(took < 5 for took in on_ranks(2, call, gate))
+    assert on_ranks(2, call, gate) == [None] * 2
     assert gate.events.count("open") == 10
 
 
@@ -214,7 +219,7 @@ def start_resident(
         f"tests.resident_ranks:{name}",
         env={"RESIDENT_DIR": str(directory), "PYTHONPATH": os.getcwd()},
         on_line=lambda _, line: lines.append(line),
-        timeout_s=LIMIT_S,
+        timeout_s=10 * LIMIT_S,
         limits=limits,
         resident=True,
     )

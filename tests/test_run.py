@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from trace_processor import TraceProcessor, assert_no_loss
+from waiting import free_port
 
 import tracekern
 from tracekern.analysis.findings import analyze
@@ -311,7 +312,7 @@ def test_what_all_ranks_say_is_said_once():
 
 
 def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
-    options = MoeRun(**{**SMALL, "iterations": 2000}, records_per_track=200, timeout_ms=1500)
+    options = MoeRun(**{**SMALL, "iterations": 5000}, records_per_track=200, timeout_ms=6000)
 
     pids: dict[int, int] = {}
 
@@ -373,8 +374,15 @@ def test_an_interrupt_ends_ranks_inside_their_kernels(tmp_path):
 
 def test_an_interrupt_before_the_capture_ends_ranks_without_a_word(tmp_path, capfd):
     """While they meet or draw their tokens."""
-    options = MoeRun(**SMALL, trace=False)
-    report = run(options, tmp_path, on_start=lambda _, pid: os.kill(pid, signal.SIGINT))
+    options = MoeRun(**{**SMALL, "iterations": 5000}, trace=False)
+    pids: list[int] = []
+
+    def interrupt_all(_rank: int, pid: int) -> None:
+        pids.append(pid)
+        for pid in pids if len(pids) == options.ranks else ():
+            os.kill(pid, signal.SIGINT)
+
+    report = run(options, tmp_path, on_start=interrupt_all)
     assert [rank.exit_code for rank in report.ranks] == [-signal.SIGINT] * options.ranks
     assert capfd.readouterr().err == ""
 
@@ -396,7 +404,7 @@ def test_torchrun_gives_the_same_capture(tmp_path):
         "TRACEKERN_MOE_CAPTURE": str(tmp_path),
         "OMP_NUM_THREADS": "1",
     }
-    port = 20_000 + os.getpid() % 20_000
+    port = free_port()
     agents = [
         subprocess.Popen(
             [*command, f"--master-port={port}", f"--node-rank={node}", "-m", "tracekern.moe.worker"],
@@ -407,7 +415,7 @@ def test_torchrun_gives_the_same_capture(tmp_path):
         for node in range(2)
     ]
     for agent in agents:
-        _, errors = agent.communicate(timeout=120)
+        _, errors = agent.communicate(timeout=300)
         assert agent.returncode == 0, errors.decode()[-2000:]
     timeline = tracekern.load(tmp_path)
     assert [rank.rank for rank in timeline.ranks] == [0, 1, 2, 3]

@@ -24,6 +24,21 @@ NUM_COUPLED = 4
 SAMPLES_TOGETHER = threading.Barrier(NUM_COUPLED)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine lets a thread stand still for seconds; what waits in vain here has a limit of its own."""
+    for name in ("_LEADER_WAITS_S", "_FOLLOWER_WAITS_S", "_LEADER_WAITS_AT_MOST_S", "_FOLLOWER_PAUSES_S"):
+        monkeypatch.setattr(sampling_schedule, name, 1e6)
+    monkeypatch.setattr(sampling_schedule, "_LEADER_PAUSES", 10**6)
+    monkeypatch.setattr(sampling_schedule, "_LAST_WORD_S", 20.0)
+
+
+def soon(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Waits of these names end in vain after a moment."""
+    for name in names:
+        monkeypatch.setattr(sampling_schedule, name, 0.05)
+
+
 @contextlib.contextmanager
 def ranks_segments(num_ranks: int) -> Iterator[list[SegmentWriter]]:
     run = f"schedule-test-{os.getpid()}"
@@ -80,7 +95,8 @@ def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[SegmentWri
     assert answers == [True]
 
 
-def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter]):
+def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter], monkeypatch):
+    soon(monkeypatch, "_LEADER_WAITS_S")
     leader, follower = schedules(segments)
     assert ask_for(leader, 1) == [False]
     assert int(segments[0].header["due_ns"]) > time.monotonic_ns(), "nor does rank 0 wait again at once"
@@ -89,17 +105,16 @@ def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter]):
 
 
 def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: list[SegmentWriter], monkeypatch):
-    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 0.05)
+    soon(monkeypatch, "_LEADER_WAITS_S", "_FOLLOWER_WAITS_S", "_LAST_WORD_S")
     leader, follower = schedules(segments)
     assert ask_for(follower, 1) == [False], "rank 0 is still inside a kernel"
-    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 1e9)
+    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 1e6)
     assert ask_for(follower, 1) == [False]
     leader.postpone(0)
     assert ask_for(leader, 1) == [False]
 
 
-def test_rank_0_waits_for_all_of_them(monkeypatch):
-    monkeypatch.setattr(sampling_schedule, "_LEADER_WAITS_S", 1e9)
+def test_rank_0_waits_for_all_of_them():
     with ranks_segments(3) as segments:
         answers: list[bool] = []
         leader = threading.Thread(target=lambda: answers.extend(ask_for(schedules(segments)[0], 1)))
@@ -113,15 +128,15 @@ def test_rank_0_waits_for_all_of_them(monkeypatch):
 
 def test_what_rank_0_says_as_one_gives_up_counts(segments: list[SegmentWriter], monkeypatch):
     """It had looked just before; it samples, and would wait for that rank."""
-    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 0.05)
-    monkeypatch.setattr(sampling_schedule, "_LAST_WORD_S", 1e9)
+    soon(monkeypatch, "_FOLLOWER_WAITS_S")
+    monkeypatch.setattr(sampling_schedule, "_LAST_WORD_S", 1e6)
     _, follower = schedules(segments)
     answers: list[bool] = []
+    segments[1].header["ready_launch"] = 7  # so that 0 is its own word
     waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
     waits.start()
-    for ready in (1, 0):
-        while segments[1].header["ready_launch"] != ready:
-            time.sleep(0.001)
+    while segments[1].header["ready_launch"] != 0:
+        time.sleep(0.001)
     segments[0].header["decision"] = 1 << 32 | 1
     waits.join()
     assert answers == [True]
@@ -154,7 +169,7 @@ class CoupledRank(threading.Thread):
                 self.sampled.append(launch)
                 self._agreement.postpone(0.01)
                 if self._meets:
-                    SAMPLES_TOGETHER.wait(timeout=20)
+                    SAMPLES_TOGETHER.wait(timeout=120)
             self._passed[self._rank] = launch
             time.sleep(self._delays.choice([0, 0, 0.0001, 0.001]) if self._delays.random() > 0.05 else 0.02)
         self._passed[self._rank] = 1 << 30
@@ -165,7 +180,9 @@ class CoupledRank(threading.Thread):
 def test_all_sample_before_the_same_launches(seed: int, meets: bool, monkeypatch):
     """Or those that meet would wait for the others for good. The delays are longer than rank 0 waits at first."""
     monkeypatch.setattr(sampling_schedule, "_LEADER_WAITS_S", 0.002)
+    monkeypatch.setattr(sampling_schedule, "_LEADER_WAITS_AT_MOST_S", 1.0)
     monkeypatch.setattr(sampling_schedule, "_LEADER_PAUSES", 2)
+    monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 2.0)
     with ranks_segments(NUM_COUPLED) as segments:
         passed = [-1] * NUM_COUPLED
         ranks = [CoupledRank(schedule, passed, rank, seed, meets) for rank, schedule in enumerate(schedules(segments))]

@@ -17,6 +17,7 @@ import torch
 from low_latency_check import same_bits
 from rank_pool import RankPool
 from test_low_latency import draw, expert_rows, make_buffer, shape_of
+from waiting import in_a_while
 
 from tracekern.comm.group import Group
 from tracekern.errors import TracekernError
@@ -241,10 +242,12 @@ def refuse_and_stay_away(group: Group) -> tuple[str, bool]:
     kept = user.dispatch()
     assert user.is_right()
     if group.rank != 1:
+        group.barrier()
         del kept
         told = error_of(user.dispatch, timeout_s=1.0)
     else:
         told = error_of(user.dispatch)
+        group.barrier()
         del kept
     user.buffer.reset()
     return told, user.is_right()
@@ -408,11 +411,16 @@ def test_a_pipeline_that_one_rank_uses_wrong(pools):
 
 
 def destroy_without_rank_1(group: Group) -> list[str]:
-    user = User(group, timeout_s=0.5)
+    user = User(group)
     user.is_right()
     if group.rank == 1:
         os._exit(0)
-    return [error_of(user.dispatch), error_of(user.dispatch), error_of(user.buffer.destroy), error_of(user.dispatch)]
+    return [
+        error_of(user.dispatch, timeout_s=0.5),
+        error_of(user.dispatch),
+        error_of(user.buffer.destroy),
+        error_of(user.dispatch),
+    ]
 
 
 def test_a_buffer_whose_peer_died_can_be_destroyed():
@@ -446,7 +454,7 @@ def interrupt_while_waiting(group: Group, how: str) -> tuple[str, float, str, bo
     if group.rank == 0:
         pressed: list[float] = []
         me = os.getpid()
-        threading.Timer(0.3, lambda: (pressed.append(time.monotonic()), os.kill(me, signal.SIGINT))).start()
+        in_a_while(lambda: (pressed.append(time.monotonic()), os.kill(me, signal.SIGINT)))
         with pytest.raises(KeyboardInterrupt):
             call()
         waited_s = time.monotonic() - pressed[0]

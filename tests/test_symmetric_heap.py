@@ -63,7 +63,7 @@ try:
     Communicator(group, (1 << 20) + 4096 * group.rank, 1.0)
 except BadInput as error:
     print("told:", error)
-comm = Communicator(group, 1 << 20, 20.0)
+comm = Communicator(group, 1 << 20, 60.0)
 comm.barrier()
 dist.destroy_process_group()
 """
@@ -72,7 +72,7 @@ dist.destroy_process_group()
 def test_ranks_that_ask_for_different_sizes_are_told_and_can_ask_again():
     lines: list[str] = []
     program = [sys.executable, "-c", ASKS_FOR_MORE]
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=100)
+    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=300)
     assert [end.returncode for end in exits] == [0, 0, 0], lines
     told = "told: symmetric heap: rank 0 asks for 1048576 bytes, rank 1 for 1052672; every rank must use the same shape"
     assert [line for line in lines if line.startswith("told")] == [told] * 3
@@ -122,7 +122,7 @@ def test_a_rank_that_dies_while_memory_is_handed_over_is_told(pair: RankPool):
 def exchange_beside_a_stranger(group: Group, what: str) -> str:
     """What rank 0 gets while rank 1 behaves like a stranger who has found its door first."""
     if group.rank == 0:
-        told = exchange(group, 1.0)
+        told = exchange(group, 1.0 if what == "silence" else 60.0)
         group.barrier()
         return told
     ours = descriptors._Exchange(1, 2, 16)
@@ -173,7 +173,7 @@ def test_a_rank_that_hands_over_nothing_is_told_when_the_time_is_up(pair: RankPo
 
 def hand_over_too_little(group: Group) -> str:
     if group.rank == 0:
-        return exchange(group, 5.0)
+        return exchange(group, 60.0)
     with contextlib.suppress(PeerLost):
         descriptors.exchange_descriptors(group, lambda: os.memfd_create("empty"), None)
     return ""

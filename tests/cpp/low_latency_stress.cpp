@@ -5,7 +5,7 @@
 //     SMS, WARPS             blocks, and warps of a block, at most: see moe/low_latency/launch.h
 //     pattern=NAME           what every iteration launches, see low_latency_stress_plan.hpp; default one after another
 //     trace=on|ring          runs the traced kernels and looks after the words behind their records
-//     timeout_ms=N           how long a wait lasts; default 20000
+//     timeout_ms=N           how long a wait lasts; default 120000
 //     absent=RANK            that rank never starts
 //     plant=CHANNEL:MUTATION leaves something out of the protocol, see comm/mutation.h (-DTK_PLANTED_FAULTS)
 //

@@ -3,7 +3,7 @@
 //
 //   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED [OPTION=VALUE...]
 //     trace=on|ring          runs the traced kernels and looks after the words behind their records
-//     timeout_ms=N           how long a wait lasts; default 20000
+//     timeout_ms=N           how long a wait lasts; default 120000
 //     partitions=N           of the pipelined variant; default 2
 //     absent=RANK            that rank never starts
 //     plant=CHANNEL:MUTATION leaves something out of the protocol, see comm/mutation.h (-DTK_PLANTED_FAULTS)

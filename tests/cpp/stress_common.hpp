@@ -48,7 +48,7 @@ inline void plant(PlantedFault fault);
 using OptionSetters = std::map<std::string, std::function<void(const std::string&)>>;
 
 struct StressOptions {
-    uint64_t timeout_ns = 20'000'000'000u;
+    uint64_t timeout_ns = 120'000'000'000u;
     uint32_t absent = ~0u;
     uint32_t partitions = 2;
     bool trace = false;

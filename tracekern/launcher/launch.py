@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import random
 import secrets
 import signal
 import socket
@@ -34,6 +35,7 @@ from tracekern.segment.salvage import salvage_run, stamp_deaths
 OnLine = Callable[[int, str], None]
 OnStart = Callable[[int, int], None]
 
+_FIRST_PORT = 10_000
 _POLL_S = 0.02
 _TERM_GRACE_S = 5.0
 _KILL_GRACE_S = 10.0
@@ -359,9 +361,13 @@ def _start_command(command: Sequence[str], env: dict[str, str], inherited: list[
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns a port for rank 0, which takes it seconds later: one that the system meanwhile gives to no program."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in [*random.sample(range(_FIRST_PORT, max(given, _FIRST_PORT + 100)), 100), 0]:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise BadInput("no port of 127.0.0.1 is free")
 
 
 def _print_line(rank: int, line: str) -> None:
