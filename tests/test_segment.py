@@ -119,14 +119,54 @@ def test_beyond_the_last_row_of_the_directory_launches_are_refused(monkeypatch):
         segment.close()
 
 
+def test_a_launch_that_reserves_its_own_region_leaves_what_one_that_found_it_ready_leaves(segment: SegmentWriter):
+    wanted = plan(stream=77, flags=fmt.ENTRY_MIRRORED)
+    mirror_offset = 1 << 40
+    (ready,) = segment.reserve_regions(wanted, 1, mirror_offset)
+    segment.start_launch(ready, 5, 6, "a key")
+    rows = segment.rows_of(wanted, mirror_offset)
+    new = segment.start_new(rows, 5, 6, "a key")
+    assert segment.start_new(rows, 7, 8) is not None
+    first, second, third = segment.launches().copy()
+    assert (third["sequence"], third["epoch"], third["key"]) == (7, 8, b""), "the rows are used again"
+    assert 0 <= int(second["host_ns"]) - int(first["host_ns"]) < 60e9
+    assert (new.headers - ready.headers, new.records - ready.records) == (wanted.region_bytes,) * 2
+    for row, idx in ((first, 0), (second, 1)):
+        assert (row["launch_idx"], row["order"]) == (idx, idx)
+        assert row["headers_offset"] - (ready, new)[idx].offset == fmt.LAUNCH_DESCRIPTOR.itemsize
+    for field in ("launch_idx", "order", "host_ns", "headers_offset", "records_offset", "waited_ns"):
+        first[field] = second[field] = 0
+    assert first == second
+    before, after = segment.descriptor(ready.offset).copy(), segment.descriptor(new.offset).copy()
+    for field in ("headers", "records"):
+        assert after[field] - before[field] == wanted.region_bytes
+        before[field] = after[field] = 0
+    assert before == after
+
+
+def test_a_launch_that_reserves_its_own_region_is_refused_where_others_are(segment: SegmentWriter):
+    rows = segment.rows_of(plan(records_per_track=4000))
+    taken = 0
+    while segment.start_new(rows, 0, 0) is not None:
+        taken += 1
+    assert taken == len(segment.launches()) > 0
+    assert segment.reserve_regions(plan(records_per_track=4000), 1) == []
+    assert segment.start_new(segment.rows_of(plan()), 0, 0) is not None
+
+
+@pytest.mark.parametrize("is_alone", [False, True], ids=["ahead", "alone"])
 @pytest.mark.parametrize("room", [0, 64, 500, 4000, 10**6])
-def test_no_region_lies_across_a_multiple_of_4_gib(segment: SegmentWriter, room: int):
+def test_no_region_lies_across_a_multiple_of_4_gib(segment: SegmentWriter, room: int, is_alone: bool):
     """Where kernels write is `room` bytes below such a place when the first region is laid."""
     wanted = plan(records_per_track=20)
     reserve_launch(segment, wanted)  # the tables are stored, too
     first = segment.address + int(segment.header["arena_offset"]) + int(segment.header["arena_cursor"])
     mirror_offset = -(first + room) % (1 << 32)
-    regions = segment.reserve_regions(wanted, 4, mirror_offset) + segment.reserve_regions(wanted, 4, mirror_offset)
+    if is_alone:
+        rows = segment.rows_of(wanted, mirror_offset)
+        regions = [segment.start_new(rows, 0, 0) for _ in range(8)]
+    else:
+        regions = segment.reserve_regions(wanted, 4, mirror_offset) + segment.reserve_regions(wanted, 4, mirror_offset)
     assert len(regions) >= 4
     for region in regions:
         descriptor = segment.descriptor(region.offset)
@@ -365,10 +405,10 @@ with open("/dev/shm/filler", "wb", buffering=0) as filler:
             filler.write(bytes(4096))
         except OSError:
             break
-print(sum(len(segment.reserve_regions(tiny, 1)) for _ in range(30)))
+print(sum(len(segment.reserve_regions(tiny, 1)) for _ in range(300)))
 segment.append_clock_samples(np.zeros(2, fmt.CLOCK_SAMPLE))
 segment.append_host_span("name", 1, 2, 3)
 print(segment.header["samples_lost"], segment.header["host_spans_lost"])
 """
-    rows_of_a_page = 4096 // fmt.LAUNCH_ENTRY.itemsize
-    assert run_in_small_shared_memory(1 << 20, program).split() == [str(rows_of_a_page - 1), "2", "1"]
+    rows = segment_module._ENTRIES_AT_ONCE
+    assert run_in_small_shared_memory(1 << 20, program).split() == [str(rows - 1), "2", "1"]

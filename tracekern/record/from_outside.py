@@ -73,8 +73,20 @@ def launch(
         BadInput: An argument cannot be used, in a capture of the program with on_error="raise".
     """
     session = open_capture()
-    if session is None and not (_windows or _directory):
-        return LaunchHandle(0, grid, warps, stream)
+    if not (_windows or _directory):  # the usual cases come first: what a library pays whom nobody traces, then others
+        if session is None:
+            return LaunchHandle(0, grid, warps, stream)
+        return session.launch(
+            name,
+            grid=grid,
+            warps=warps,
+            stream=stream,
+            events=events,
+            roles=roles,
+            epoch=epoch,
+            ahead=ahead,
+            key=key,
+        )
     given: dict[str, Any] = {"grid": grid, "warps": warps, "stream": stream, "events": events}
     given |= {"roles": roles, "epoch": epoch, "ahead": ahead, "key": key}
     window = _windows.get(this_resident()) or _window_of_environment()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -70,11 +71,14 @@ class Launches:
         self._segment = segment
         self._device = device
         self._selection = selection
+        self._is_ring = selection.keep == "last"
         self._sinks = sinks
         self._sequence: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
         self._queues: dict[Kernel, RegionQueue] = {}
+        self._dicts: dict[str, tuple[Any, str]] = {}
+        """By kernel: the table as the last launch gave it, if as a dict, and as text."""
         self._to_come: Counter[Kernel] = Counter()
         self._progress: dict[int, StreamProgress] = {}
 
@@ -101,9 +105,8 @@ class Launches:
 
     def take(self, kernel: Kernel, epoch: int, ahead: bool, key: str = "") -> int:
         """Returns LaunchHandle.descriptor of the next launch of this name; 0 if it is not recorded."""
-        progress = self._progress_on(kernel.stream)
-        if progress is not None:
-            progress.before_launch(ahead)
+        if self._is_ring:
+            self._progress_on(kernel.stream).before_launch(ahead)
         name = kernel.name
         sequence = self._sequence.get(name, 0)
         self._sequence[name] = sequence + 1
@@ -116,20 +119,28 @@ class Launches:
         try:
             known = self._queues.get(kernel)
         except TypeError:  # a dict or a list is not hashable
-            known = None
+            kernel = kernel._replace(events=self._text_of(kernel))
+            known = self._queues.get(kernel._replace(roles=tuple(kernel.roles)))
         return known or self._queue(kernel.as_key())
+
+    def _text_of(self, kernel: Kernel) -> str:
+        """Returns the kernel's table as text. To compare a dict takes a tenth of the time of writing it as JSON."""
+        if isinstance(kernel.events, str):
+            return kernel.events
+        seen, text = self._dicts.get(kernel.name, (None, ""))
+        if seen != kernel.events:
+            text = json.dumps(kernel.events)
+            self._dicts[kernel.name] = copy.deepcopy(kernel.events), text
+        return text
 
     def _queue(self, kernel: Kernel) -> RegionQueue:
         if kernel not in self._queues:
-            progress = self._progress_on(kernel.stream)
-            recycled = None if progress is None else UsedRegions(progress)
+            recycled = UsedRegions(self._progress_on(kernel.stream)) if self._is_ring else None
             self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(kernel), recycled)
         return self._queues[kernel]
 
-    def _progress_on(self, stream: int) -> StreamProgress | None:
-        """Returns the progress of a stream for a flight recorder, which uses regions again; None otherwise."""
-        if self._selection.keep != "last":
-            return None
+    def _progress_on(self, stream: int) -> StreamProgress:
+        """Returns the progress of a stream for a flight recorder, which uses regions again."""
         if stream not in self._progress:
             self._progress[stream] = StreamProgress(lambda: self._device.streams.mark(stream))
         return self._progress[stream]

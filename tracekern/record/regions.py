@@ -1,13 +1,12 @@
-"""Regions of launches: reserved ahead in growing batches, laid ready for replays of a graph, used again by a ring.
+"""Regions of launches: reserved ahead or by the launch itself, laid ready for replays of a graph, used again by a ring.
 
-Reserving ahead keeps the host cost of a launch at microseconds. A flight recorder without room for one more region
-takes the oldest launch's. Nothing is cleared: a track's header holds the generation of the launch that stored it, a
-record its time, and readers skip what does not belong to the region's current launch.
+A launch that reserves its own takes a microsecond or two longer, whatever the number of its tracks. A flight recorder
+without room for one more region takes the oldest launch's. Nothing is cleared: a track's header holds the generation of
+the launch that stored it, a record its time, and readers skip what does not belong to the region's current launch.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -49,7 +48,8 @@ class StreamProgress:
 
     def limit_spacing(self, spacing: int) -> None:
         """Limits the launches between two marks to `spacing` from now on, not counting those of one burst."""
-        self._spacing = min(self._spacing, spacing)
+        if spacing < self._spacing:
+            self._spacing = spacing
 
     def count(self, spacing: int) -> int:
         """Returns the number of the next launch. spacing: how far apart the marks for its kernel may be."""
@@ -81,19 +81,18 @@ class UsedRegions:
 
     def append(self, region: Region) -> None:
         """Adds a region that a launch is about to use."""
-        self._regions.append((self._progress.count(self._spacing), region))
+        self._regions.append((self._progress.count(len(self._regions) // 2 + 1), region))
 
     def take_oldest(self) -> Region | None:
-        """Returns the oldest region; None if there is none, or if its launch may still run."""
-        if not self._regions:
-            return None
-        self._progress.limit_spacing(self._spacing)
-        return self._regions.popleft()[1] if self._progress.is_through(self._regions[0][0]) else None
+        """Returns the oldest region; None if there is none, or if its launch may still run.
 
-    @property
-    def _spacing(self) -> int:
-        """Returns the spacing of marks: half the regions, which leaves the stream time to pass a mark."""
-        return len(self._regions) // 2 + 1
+        Half the regions lie between two marks, which leaves the stream time to pass one.
+        """
+        regions = self._regions
+        if not regions:
+            return None
+        self._progress.limit_spacing(len(regions) // 2 + 1)
+        return regions.popleft()[1] if self._progress.is_through(regions[0][0]) else None
 
 
 _MAX_SHARE_OF_ROOM = 16
@@ -115,53 +114,44 @@ class RegionQueue:
         """recycled: for a flight recorder: the used regions, the oldest of which is taken when no room is left."""
         self._used = recycled
         self._segment = segment
-        self._device = device
         self._plan = plan
-        self._next_batch = 1
+        self._choice_base = segment.address + plan.choice
+        mirror = device.memory.mirror if plan.flags & fmt.ENTRY_MIRRORED else None
+        self._mirror_offset = mirror.offset() if mirror is not None else 0
+        self._rows = segment.rows_of(plan, self._mirror_offset)
+        """None: no room is left."""
         self._ready: deque[Region] = deque()
 
     def take(self, sequence: int, epoch: int, key: str = "") -> int:
         """Returns LaunchHandle.descriptor of the next launch; without room counts the launch and returns 0."""
-        waited_ns = 0
-        if not self._ready and self._next_batch:
-            asked_ns = time.monotonic_ns()
-            self._reserve_batch()
-            waited_ns = time.monotonic_ns() - asked_ns
-        if not self._ready:
-            self._reuse()
-        if not self._ready:
-            self._segment.refuse(self._plan)
+        segment, region = self._segment, None
+        if self._ready:
+            region = self._ready.popleft()
+        elif self._rows is not None:
+            region = segment.start_new(self._rows, sequence, epoch, key)
+            if region is not None:
+                return self._hand_out(region)
+            self._rows = None  # room never comes back
+        if region is None and self._used is not None:
+            region = self._used.take_oldest()
+        if region is None:
+            segment.refuse(self._plan)
             return 0
-        region = self._ready.popleft()
+        segment.start_launch(region, sequence, epoch, key)
+        return self._hand_out(region)
+
+    def _hand_out(self, region: Region) -> int:
         if self._used is not None:
             self._used.append(region)
-        self._segment.start_launch(region, sequence, epoch, key, waited_ns)
-        return self._segment.address + region.offset + self._plan.choice
-
-    def _reuse(self) -> None:
-        oldest = self._used.take_oldest() if self._used is not None else None
-        if oldest is not None:
-            self._ready.append(oldest)
+        return self._choice_base + region.offset
 
     def reserve(self, wanted: int) -> None:
         """Reserves regions until `wanted` are ready, or no room is left."""
-        while (missing := wanted - len(self._ready)) > 0 and self._reserve(missing):
-            pass
-
-    def _reserve_batch(self) -> None:
-        """Reserves the next batch, without which the launch that asks for a region would have to wait each time."""
-        max_ahead = self._device.streams.max_regions_ahead
-        self._reserve(batch_size(self._next_batch, self._segment, [self._plan]))
-        # Room never comes back, so a failed reservation is not tried again.
-        self._next_batch = min(2 * self._next_batch, max_ahead) if self._ready else 0
-
-    def _reserve(self, count: int) -> int:
-        """Reserves up to `count` more regions. Returns how many."""
-        mirror = self._device.memory.mirror if self._plan.flags & fmt.ENTRY_MIRRORED else None
-        mirror_offset = mirror.offset() if mirror is not None else 0
-        regions = self._segment.reserve_regions(self._plan, count, mirror_offset)
-        self._ready.extend(regions)
-        return len(regions)
+        while (missing := wanted - len(self._ready)) > 0:
+            regions = self._segment.reserve_regions(self._plan, missing, self._mirror_offset)
+            self._ready.extend(regions)
+            if not regions:
+                break
 
 
 class Ring(Protocol):

@@ -153,6 +153,7 @@ class Capture:
         self._is_used = False
         self._depth = 0
         self._pid = 0
+        self._rank_of_process: Any = None
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
         self._told_of = set[str]()
@@ -290,11 +291,11 @@ class Capture:
 
     @property
     def _is_open(self) -> bool:
-        return self in _active.values()
+        return _active.get(self._rank_of_process) is self
 
     @property
     def _is_recording(self) -> bool:
-        return not self._guard.is_off and self in _active.values()
+        return self._is_open and not self._guard.is_off
 
     @property
     def _is_ring(self) -> bool:
@@ -346,9 +347,10 @@ class Capture:
             if key != "":
                 check_key(name, key)
             if (self._is_recording and os.getpid() == self._pid) or self._is_ours(f"launch({name!r})"):
-                kernel = Kernel(name, grid, warps, stream, events, roles)
-                with self._lock:  # it may be closed by now
-                    descriptor = self._region_of(kernel, epoch, ahead, key) if self._is_recording else 0
+                with self._lock:
+                    if self._is_open:  # another thread may have closed it by now
+                        kernel = Kernel(name, grid, warps, stream, events, roles)
+                        descriptor = self._region_of(kernel, epoch, ahead, key)
         if self._guard.is_off:
             self._num_given_up += 1
         return LaunchHandle(descriptor, grid, warps, stream)

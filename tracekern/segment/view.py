@@ -143,6 +143,15 @@ class SegmentView:
         return self._bytes.data.cast("I")
 
     @functools.cached_property
+    def _raw(self) -> memoryview:
+        return self._bytes.data
+
+    @functools.cached_property
+    def _numbers(self) -> memoryview:
+        """The header in words of 64 bits; numpy takes several times as long to read a field."""
+        return self._raw[: fmt.SEGMENT_HEADER.itemsize].cast("Q")
+
+    @functools.cached_property
     def _entries_word(self) -> int:
         """Index in `words` of the first launch entry."""
         return int(self.header["launches_offset"]) // 4

@@ -11,8 +11,9 @@ import errno
 import json
 import mmap
 import os
+import struct
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,18 +59,51 @@ def _word_of(dtype: Any, field: str) -> int:
     return int(dtype.fields[field][1]) // 4
 
 
+def _number_of(field: str) -> int:
+    return int(fmt.SEGMENT_HEADER.fields[field][1]) // 8  # type: ignore[index]
+
+
+_NUM_LAUNCHES, _CAPACITY, _CURSOR, _ARENA_OFFSET, _ARENA_BYTES = map(
+    _number_of, ("num_launches", "launches_capacity", "arena_cursor", "arena_offset", "arena_bytes")
+)
 _DESCRIPTOR_WARPS_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "warps_per_block")
 _DESCRIPTOR_REPLAY = _word_of(fmt.LAUNCH_DESCRIPTOR, "replay")
 _ENTRY_WORDS = fmt.LAUNCH_ENTRY.itemsize // 4
-_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _HOST_NS, _WAITED_NS, _KEY = (
-    _word_of(fmt.LAUNCH_ENTRY, field)
-    for field in ("flags", "generation", "order", "sequence", "epoch", "host_ns", "waited_ns", "key")
+_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _KEY = (
+    _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch", "key")
 )
 _KEY_BYTES = fmt.LAUNCH_ENTRY["key"].itemsize
-_CARRY_BYTES = 1 << 32
+_ENTRY_IDX, _ENTRY_OFFSETS, _ENTRY_TEXTS = (
+    int(fmt.LAUNCH_ENTRY.fields[field][1])  # type: ignore[index]
+    for field in ("launch_idx", "headers_offset", "events_offset")
+)
+_ALL_BITS = (1 << 64) - 1
+_WORD, _PAIR = struct.Struct("<I"), struct.Struct("<QQ")
+_IDENTITY, _START = struct.Struct("<IIqI"), struct.Struct("<IQI")
+"""Fields of a launch entry that lie together: from launch_idx to epoch, from order to waited_ns."""
+_DESCRIPTOR_BYTES, _ENTRY_BYTES = fmt.LAUNCH_DESCRIPTOR.itemsize, fmt.LAUNCH_ENTRY.itemsize
+_ENTRIES_AT_ONCE = 256
+"""Launch entries whose pages are reserved together."""
+_ARENA_AT_ONCE = 1 << 18
+"""Bytes of the arena whose pages are reserved together, where they are not all reserved as the capture opens."""
+_CARRY_BITS = 32
+_CARRY_BYTES = 1 << _CARRY_BITS
 """Regions do not cross multiples of this: kernels count up only the low word of an address (csrc/platform/device.h)."""
 _KEPT_FREE = fmt.ALIGNMENT
 """Bytes in front of such a multiple that no region takes: the count of a full track stays there."""
+
+
+class RegionRows(NamedTuple):
+    """What the regions of one plan have in common. Its rows are filled in and copied for each region."""
+
+    region_bytes: int
+    records_in_region: int
+    mirror_offset: int
+    arena_address: int
+    """Where kernels write to the arena."""
+    stream: int
+    entry: bytearray
+    descriptor: bytearray
 
 
 class SegmentWriter(SegmentView):
@@ -81,7 +115,7 @@ class SegmentWriter(SegmentView):
     def __init__(self, name: str, file_descriptor: int, size: int) -> None:
         super().__init__(name, file_descriptor, size)
         self._owner_lock: FileLock | None = None
-        self._is_arena_backed = False
+        self._arena_backed = self._entries_backed = 0
         self._num_started = 0
         self._texts: dict[bytes, int] = {}
 
@@ -146,7 +180,7 @@ class SegmentWriter(SegmentView):
         offset, num_bytes = int(self.header["arena_offset"]), int(self.header["arena_bytes"])
         if not self._back(offset, num_bytes):
             raise BadInput(f"segment {self.name}: {num_bytes} bytes do not fit {SHM_DIR}; {MAKE_ROOM}")
-        self._is_arena_backed = True
+        self._arena_backed = num_bytes
         return self.address + offset, num_bytes
 
     def refuse(self, plan: LaunchPlan) -> None:
@@ -167,8 +201,7 @@ class SegmentWriter(SegmentView):
         count = min(count, self.arena_room // region_bytes, int(self.header["launches_capacity"]) - first_idx)
         if events_at is None or roles_at is None or count < 1:
             return []
-        entries_at = int(self.header["launches_offset"]) + first_idx * fmt.LAUNCH_ENTRY.itemsize
-        if not self._back(entries_at, count * fmt.LAUNCH_ENTRY.itemsize):
+        if not self._back_entries(first_idx + count):
             return []
         first_at = self._allocate(count * region_bytes)
         if first_at is None:
@@ -186,15 +219,78 @@ class SegmentWriter(SegmentView):
         # Copied as bytes, because numpy copies rows field by field, which takes several times as long.
         whole = np.ndarray((count, len(plan.descriptor)), np.uint8, self._bytes.data, first_at, (region_bytes, 1))
         whole[:] = descriptors.view(np.uint8).reshape(whole.shape)
+        entries_at = int(self.header["launches_offset"]) + first_idx * _ENTRY_BYTES
         self._bytes[entries_at : entries_at + entries.nbytes] = entries.view(np.uint8)
         self.header["num_launches"] = first_idx + count
         places = offsets, descriptors["headers"], descriptors["records"]
         return list(map(Region, range(first_idx, first_idx + count), *(place.tolist() for place in places)))
 
-    def start_launch(self, region: Region, sequence: int, epoch: int, key: str = "", waited_ns: int = 0) -> None:
+    def rows_of(self, plan: LaunchPlan, mirror_offset: int = 0) -> RegionRows | None:
+        """Returns what start_new() takes; None without room for one. mirror_offset: as above."""
+        if plan.region_bytes > self.arena_room:
+            return None
+        events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
+        if events_at is None or roles_at is None:
+            return None
+        entry = bytearray(plan.entry)
+        _WORD.pack_into(entry, 4 * _FLAGS, plan.flags)
+        _PAIR.pack_into(entry, _ENTRY_TEXTS, events_at, roles_at)
+        return RegionRows(
+            region_bytes=plan.region_bytes,
+            records_in_region=_DESCRIPTOR_BYTES + plan.num_tracks * fmt.TRACK_HEADER.itemsize,
+            mirror_offset=mirror_offset,
+            arena_address=self._address + self._numbers[_ARENA_OFFSET] + mirror_offset,
+            stream=plan.stream,
+            entry=entry,
+            descriptor=bytearray(plan.descriptor),
+        )
+
+    def start_new(self, rows: RegionRows, sequence: int, epoch: int, key: str = "") -> Region | None:
+        """Does what reserve_regions() and start_launch() do for one launch, in less time. Returns None without room."""
+        region_bytes, records_in_region, mirror_offset, arena, stream, entry, descriptor = rows
+        numbers, waited_ns = self._numbers, 0
+        launch_idx, cursor = numbers[_NUM_LAUNCHES], numbers[_CURSOR]
+        stop = cursor + region_bytes
+        if (
+            stop > self._arena_backed
+            or launch_idx >= self._entries_backed
+            or (arena + cursor) >> _CARRY_BITS != (arena + stop + _KEPT_FREE) >> _CARRY_BITS
+        ):
+            asked_ns = time.monotonic_ns()
+            if not self._make_room(region_bytes, mirror_offset):
+                return None
+            waited_ns = time.monotonic_ns() - asked_ns
+            cursor = numbers[_CURSOR]
+        headers_at, records_at = cursor + _DESCRIPTOR_BYTES, cursor + records_in_region
+        headers, records = (arena + headers_at) & _ALL_BITS, (arena + records_at) & _ALL_BITS
+        numbers[_CURSOR] = cursor + region_bytes
+        arena_offset = numbers[_ARENA_OFFSET]
+        _PAIR.pack_into(descriptor, 0, headers, records)
+        _PAIR.pack_into(entry, _ENTRY_OFFSETS, arena_offset + headers_at, arena_offset + records_at)
+        _IDENTITY.pack_into(entry, _ENTRY_IDX, launch_idx, sequence & 0xFFFFFFFF, stream, epoch & 0xFFFFFFFF)
+        _START.pack_into(entry, 4 * _ORDER, self._num_started & 0xFFFFFFFF, time.time_ns(), min(waited_ns, 0xFFFFFFFF))
+        self._num_started += 1
+        offset, entry_at = arena_offset + cursor, 4 * (self._entries_word + launch_idx * _ENTRY_WORDS)
+        raw = self._raw
+        raw[offset : offset + _DESCRIPTOR_BYTES] = descriptor
+        raw[entry_at : entry_at + _ENTRY_BYTES] = entry
+        if key:
+            self._set_key(entry_at, key)
+        numbers[_NUM_LAUNCHES] = launch_idx + 1
+        return Region(launch_idx, offset, headers, records)
+
+    def _make_room(self, region_bytes: int, mirror_offset: int) -> bool:
+        """Moves the cursor to where a region fits, and reserves its pages. Returns False without room."""
+        if not self._clear_of_carry(region_bytes, mirror_offset):
+            return False
+        stop = self._numbers[_CURSOR] + region_bytes
+        is_backed = stop <= self._arena_backed or self._back_arena_to(stop)
+        return is_backed and self._back_entries(self._numbers[_NUM_LAUNCHES] + 1)
+
+    def start_launch(self, region: Region, sequence: int, epoch: int, key: str = "") -> None:
         """Gives the region to a launch of its plan: the first one, or the next one of a flight recorder.
 
-        waited_ns: how long the launch waited for the region. A long key is cut.
+        A long key is cut.
         """
         words, entry = self.words, self._entries_word + region.launch_idx * _ENTRY_WORDS
         flags = words[entry + _FLAGS]
@@ -205,19 +301,17 @@ class SegmentWriter(SegmentView):
             generation = self._next_generation(entry)
             descriptor = region.offset // 4 + _DESCRIPTOR_WARPS_GENERATION
             words[descriptor] = words[descriptor] & 0xFFFF | generation << 16
-        words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
-        self._num_started += 1
         words[entry + _SEQUENCE] = sequence & 0xFFFFFFFF
         words[entry + _EPOCH] = epoch & 0xFFFFFFFF
-        words[entry + _WAITED_NS] = min(waited_ns, 0xFFFFFFFF)
         if key or words[entry + _KEY]:  # that of an earlier launch
-            key_at = 4 * (entry + _KEY)
-            self._bytes[key_at : key_at + _KEY_BYTES] = np.frombuffer(
-                fmt.cut_name(key).ljust(_KEY_BYTES, b"\0"), np.uint8
-            )
-        host_ns = time.time_ns()
-        words[entry + _HOST_NS], words[entry + _HOST_NS + 1] = host_ns & 0xFFFFFFFF, host_ns >> 32
+            self._set_key(4 * entry, key)
+        _START.pack_into(self._raw, 4 * (entry + _ORDER), self._num_started & 0xFFFFFFFF, time.time_ns(), 0)
+        self._num_started += 1
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED
+
+    def _set_key(self, entry_at: int, key: str) -> None:
+        key_at = entry_at + 4 * _KEY
+        self._raw[key_at : key_at + _KEY_BYTES] = fmt.cut_name(key).ljust(_KEY_BYTES, b"\0")
 
     def renew_region(self, region: Region) -> int:
         """Prepares the region for one more replay of a graph. Returns its new generation."""
@@ -269,13 +363,12 @@ class SegmentWriter(SegmentView):
 
         Returns how many regions fit before the next multiple.
         """
-        offset = int(self.header["arena_offset"]) + int(self.header["arena_cursor"])
-        at = (self.address + offset + mirror_offset) % _CARRY_BYTES
-        usable = _CARRY_BYTES - _KEPT_FREE
+        numbers, usable = self._numbers, _CARRY_BYTES - _KEPT_FREE
+        at = (self._address + numbers[_ARENA_OFFSET] + numbers[_CURSOR] + mirror_offset) % _CARRY_BYTES
         if at + region_bytes > usable >= region_bytes:
             if _CARRY_BYTES - at > self.arena_room:
                 return 0
-            self.header["arena_cursor"] += _CARRY_BYTES - at
+            numbers[_CURSOR] += _CARRY_BYTES - at
             at = 0
         return max((usable - at) // region_bytes, 1)
 
@@ -289,15 +382,36 @@ class SegmentWriter(SegmentView):
         return self._texts[text]
 
     def _allocate(self, num_bytes: int) -> int | None:
-        cursor = int(self.header["arena_cursor"])
+        numbers = self._numbers
+        cursor = numbers[_CURSOR]
         stop = cursor + fmt.align_up(num_bytes)
-        offset = int(self.header["arena_offset"]) + cursor
-        if stop > int(self.header["arena_bytes"]):
+        if stop > self._arena_backed and not self._back_arena_to(stop):
             return None
-        if not self._is_arena_backed and not self._back(offset, num_bytes):
-            return None
-        self.header["arena_cursor"] = stop
-        return offset
+        numbers[_CURSOR] = stop
+        return numbers[_ARENA_OFFSET] + cursor
+
+    def _back_arena_to(self, stop: int) -> bool:
+        """Reserves pages up to `stop` of the arena, and some more where there is room. Returns False without room."""
+        offset, arena_bytes = self._numbers[_ARENA_OFFSET], self._numbers[_ARENA_BYTES]
+        if stop > arena_bytes:
+            return False
+        for upto in (min(stop + _ARENA_AT_ONCE, arena_bytes), stop):
+            if self._back(offset + self._arena_backed, upto - self._arena_backed):
+                self._arena_backed = upto
+                return True
+        return False
+
+    def _back_entries(self, count: int) -> bool:
+        """Reserves pages of the first `count` launch entries, and of some more. Returns False without room."""
+        capacity = self._numbers[_CAPACITY]
+        if count <= self._entries_backed or count > capacity:
+            return count <= capacity
+        first = self._entries_backed
+        for upto in (min(fmt.align_up(count, _ENTRIES_AT_ONCE), capacity), count):
+            if self._back(4 * (self._entries_word + first * _ENTRY_WORDS), (upto - first) * _ENTRY_BYTES):
+                self._entries_backed = upto
+                return True
+        return False
 
     def _back(self, offset: int, num_bytes: int) -> bool:
         """Reserve pages for the range. Returns False if /dev/shm is full."""
