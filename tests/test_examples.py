@@ -118,7 +118,7 @@ def test_the_guide_shows_the_example_as_it_is():
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
     kernel = (EXAMPLE / "my_kernel.cpp").read_text() + (EXTENSION / "square.cu").read_text()
     kernel += (ROOT / "examples" / "two_handles" / "exchange.cpp").read_text() + (SIGNALS / "signals.cpp").read_text()
-    kernel += (RING / "ring.cpp").read_text()
+    kernel += (RING / "ring.h").read_text()
     script = "".join((folder / "trace_it.py").read_text() for folder in (EXAMPLE, EXTENSION, SIGNALS))
     blocks = [block.split("\n", 1) for block in guide.split("```")[1::2]]
     shown = {"cpp": kernel, "python": script}

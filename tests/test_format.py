@@ -25,6 +25,26 @@ def test_launch_descriptor_is_the_compiled_one():
     assert fmt.REGION.itemsize == _C.layout["region_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("part", "dtype"),
+    [
+        ("segment_header", fmt.SEGMENT_HEADER),
+        ("launch_entry", fmt.LAUNCH_ENTRY),
+        ("clock_sample", fmt.CLOCK_SAMPLE),
+    ],
+)
+def test_what_hosts_write_into_a_segment_is_the_compiled_one(part: str, dtype: np.dtype):
+    assert {name: offset for name, (_, offset, *_) in dtype.fields.items()} == _C.layout[part]
+    assert dtype.itemsize == _C.layout[f"{part}_bytes"]
+
+
+def test_a_segment_is_marked_as_the_compiled_hosts_do():
+    assert _C.layout["segment_magic"] == fmt.SEGMENT_MAGIC
+    assert _C.layout["segment_alignment"] == fmt.ALIGNMENT
+    assert _C.layout["segment_states"] == (fmt.SegmentState.OPEN, fmt.SegmentState.CLOSED)
+    assert _C.layout["sample_kinds"] == (fmt.SampleKind.PING_PONG, fmt.SampleKind.HOST_BRACKET)
+
+
 def test_records_are_the_compiled_ones():
     assert fmt.WIDE_RECORD.itemsize == _C.layout["wide_record_bytes"] == fmt.RECORD_BYTES
     assert fmt.SPAN_RECORD.itemsize == _C.layout["span_record_bytes"] == fmt.RECORD_BYTES

@@ -5,6 +5,7 @@
 #include "apis/register.hpp"
 #include "comm/fault.h"
 #include "trace/record.h"
+#include "trace/segment.h"
 
 namespace py = pybind11;
 
@@ -78,10 +79,45 @@ py::dict fault_record_offsets() {
     return offsets;
 }
 
+#define TK_OFFSET(type, name) offsets[#name] = offsetof(Row, name);
+py::dict segment_header_offsets() {
+    using Row = SegmentHeader;
+    py::dict offsets;
+    TK_SEGMENT_HEADER(TK_OFFSET)
+    return offsets;
+}
+
+py::dict launch_entry_offsets() {
+    using Row = LaunchEntry;
+    py::dict offsets;
+    TK_LAUNCH_ENTRY(TK_OFFSET)
+    return offsets;
+}
+
+py::dict clock_sample_offsets() {
+    using Row = ClockSample;
+    py::dict offsets;
+    TK_CLOCK_SAMPLE(TK_OFFSET)
+    return offsets;
+}
+#undef TK_OFFSET
+
 }  // namespace
 
 void register_layout(py::module_& module) {
     py::dict layout;
+    layout["segment_header"] = segment_header_offsets();
+    layout["segment_header_bytes"] = sizeof(SegmentHeader);
+    layout["segment_magic"] = py::bytes(kSegmentMagic);
+    layout["segment_states"] =
+        py::make_tuple(static_cast<uint32_t>(SegmentState::open), static_cast<uint32_t>(SegmentState::closed));
+    layout["segment_alignment"] = kSegmentAlignment;
+    layout["launch_entry"] = launch_entry_offsets();
+    layout["launch_entry_bytes"] = sizeof(LaunchEntry);
+    layout["clock_sample"] = clock_sample_offsets();
+    layout["clock_sample_bytes"] = sizeof(ClockSample);
+    layout["sample_kinds"] =
+        py::make_tuple(static_cast<uint32_t>(SampleKind::ping_pong), static_cast<uint32_t>(SampleKind::host_bracket));
     layout["track_header"] = track_header_offsets();
     layout["track_header_bytes"] = sizeof(TrackHeader);
     layout["launch_descriptor"] = launch_descriptor_offsets();

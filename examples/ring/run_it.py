@@ -48,7 +48,8 @@ def build(options: argparse.Namespace) -> Path:
     """Compiles the extension; returns its folder, one for each way to build it."""
     directory = options.output.resolve() / f"built_{options.backend}{'_delays' * options.delays}"
     target, source = directory / f"ring{sysconfig.get_config_var('EXT_SUFFIX')}", HERE / "ring.cpp"
-    is_built = target.exists() and target.stat().st_mtime > source.stat().st_mtime
+    newest = max(path.stat().st_mtime for path in (source, HERE / "ring.h"))
+    is_built = target.exists() and target.stat().st_mtime > newest
     if int(os.environ["LOCAL_RANK"]) == 0 and not is_built:
         print("building ring.cpp, some seconds")
         directory.mkdir(parents=True, exist_ok=True)
