@@ -83,19 +83,18 @@ private:
             outgoing[next_out[source[edge]]++] = static_cast<int32_t>(edge);
             incoming[next_in[target[edge]]++] = static_cast<int32_t>(edge);
         }
-        std::vector<int32_t> ready;
-        ready.reserve(num_nodes_);
+        std::vector<int32_t> ready;  // a stack: nodes of one run follow each other, and lie side by side in memory
         for (int64_t node = 0; node < num_nodes_; ++node)
             if (num_missing[node] == 0) ready.push_back(static_cast<int32_t>(node));
         edges_.reserve(num_edges);
-        for (size_t at = 0; at < ready.size(); ++at) {
-            const int32_t node = ready[at];
+        for (; !ready.empty(); ++num_ordered_) {
+            const int32_t node = ready.back();
+            ready.pop_back();
             for (int32_t i = first_in[node]; i < first_in[node + 1]; ++i)
                 edges_.push_back({incoming[i], source[incoming[i]], node});
             for (int32_t i = first_out[node]; i < first_out[node + 1]; ++i)
                 if (--num_missing[target[outgoing[i]]] == 0) ready.push_back(target[outgoing[i]]);
         }
-        num_ordered_ = static_cast<int64_t>(ready.size());
     }
 
     int64_t num_nodes_;
