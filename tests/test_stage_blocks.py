@@ -11,6 +11,7 @@ from rank_pool import RankPool
 
 import tracekern
 from tracekern.cli.options import parse_blocks
+from tracekern.cli.run import _print, _Result
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
@@ -18,7 +19,7 @@ from tracekern.moe.family import blocks_by_stage
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.p2p.reference import expected
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun
+from tracekern.moe.run import MoeRun, run
 from tracekern.moe.shape import MoeShape
 
 RANKS = 2
@@ -81,6 +82,51 @@ def test_blocks_as_they_are_typed(text, wanted):
 def test_what_is_no_number_of_blocks_is_refused(text):
     with pytest.raises(BadInput, match=f"^--blocks: got {text!r}, wanted a number, KERNEL=NUMBER, or several"):
         parse_blocks(text)
+
+
+def test_a_sweep_times_each_kernel_with_other_numbers_and_says_what_is_fastest(capsys):
+    options = MoeRun(
+        **{"ranks": RANKS, "variant": "reduce", "tokens": 8, "hidden": 64, "experts": 4, "topk": 2, "backend": "cpu"},
+        **{"warps": 1, "stage_blocks": {"combine": 600}, "trace": False, "sweep_blocks": True},
+    )
+    report = run(options, "")
+    assert report.ok, report.errors
+    first, second = (rank.sweep for rank in report.ranks)
+    assert first == second
+    tried = {
+        kernel: [c["blocks"][kernel] for c in first if c["kernel"] == kernel] for kernel in ("dispatch", "combine")
+    }
+    assert tried == {"dispatch": [1, 2, 3, 6, 8], "combine": [75, 150, 300, 450, 900, 1200]}
+    refused = [choice for choice in first if choice["problem"]]
+    assert [choice["problem"] for choice in refused] == ["blocks of combine is 1200; wanted 1 to 1024"]
+    assert first[0]["blocks"] == {"dispatch": 4, "combine": 600}
+    for choice in first:
+        if choice not in refused:
+            assert choice["kernel_us"].keys() == {"dispatch", "combine"}
+            assert 0 < max(choice["kernel_us"].values()) <= choice["call_us"]
+    _print(_Result(report))
+    said = capsys.readouterr().out
+    assert re.search(r"^ +4 .* dispatch +usual", said, re.MULTILINE)
+    assert re.search(r"^ +1,200 +- +- +combine +blocks of combine is 1200; wanted 1 to 1024$", said, re.MULTILINE)
+    best = min((choice for choice in first if not choice["problem"]), key=lambda choice: choice["call_us"])
+    told = "no other number" if best is first[0] else "with --blocks combine="
+    if best["blocks"]["dispatch"] != 4:
+        told = f" with --blocks dispatch={best['blocks']['dispatch']},combine={best['blocks']['combine']}"
+    assert told in said
+    assert "every result equals the rank reduced reference, bit by bit" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"variant": "low_latency"}, "sweep-blocks is on; variant low_latency has no such choice"),
+        ({"host_driven": True}, "sweep-blocks times calls that are queued back to back; leave host-driven out"),
+        ({"trace": True}, "sweep-blocks times calls that are not recorded; wanted trace=False"),
+    ],
+)
+def test_what_a_sweep_cannot_be_of_is_refused(options, why):
+    with pytest.raises(BadInput, match=re.escape(why)):
+        MoeRun(**{"ranks": 2, "trace": False, "sweep_blocks": True, **options})
 
 
 def test_a_run_refuses_blocks_of_kernels_that_its_variant_does_not_have():

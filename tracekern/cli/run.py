@@ -32,6 +32,7 @@ from tracekern.cli.output import (
 )
 from tracekern.cli.salvage import note_dead_runs
 from tracekern.cli.stage_table import print_stages
+from tracekern.cli.sweep_table import print_sweep
 from tracekern.errors import BadInput, TracekernError, missing_package
 from tracekern.formatting import count, duration
 
@@ -79,6 +80,13 @@ _Blocks = Annotated[
     typer.Option(
         metavar="N[,KERNEL=N]",
         help="Blocks of all kernels, or of some, as combine=304; 0: 4 on the CPU, on a GPU most of its SMs.",
+    ),
+]
+_SweepBlocks = Annotated[
+    bool,
+    typer.Option(
+        "--sweep-blocks",
+        help="Time calls with other numbers of blocks, kernel by kernel, and print a table; makes no capture.",
     ),
 ]
 _TorchProfiler = Annotated[
@@ -162,6 +170,7 @@ def moe(
     detail: _Detail = "0",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
     blocks: _Blocks = "0",
+    sweep_blocks: _SweepBlocks = False,
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
@@ -185,11 +194,16 @@ def moe(
     given["records_per_track"] = options.parse_records(records_per_track)
     given["detail"] = options.parse_detail(detail)
     given["blocks"], given["stage_blocks"] = options.parse_blocks(blocks)
+    given["trace"] = trace and not sweep_blocks
     given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
-    _check_capture(trace, output, torch_profiler)
+    if sweep_blocks and output is not None:
+        raise BadInput(
+            "--sweep-blocks makes no capture; leave -o out, and record a run with the --blocks that it names"
+        )
+    _check_capture(given["trace"], output, torch_profiler)
     note_dead_runs()
     with _sigterm_as_interrupt() as terminated:
         _tell(_run_all(plans, output, as_json, terminated), as_json)
@@ -199,7 +213,9 @@ def _check_capture(trace: bool, output: Path | None, torch_profiler: bool) -> No
     if trace and output is None:
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     if torch_profiler and not trace:
-        raise BadInput("--torch-profiler adds to a capture, and with --no-trace there is none; leave one of them out")
+        raise BadInput(
+            "--torch-profiler adds to a capture, and with --no-trace or --sweep-blocks there is none; leave one out"
+        )
 
 
 def _tell(results: list[_Result], as_json: bool) -> None:
@@ -392,7 +408,10 @@ def _print(result: _Result) -> None:
     if report.placement and not title.startswith(report.placement):
         out.print(report.placement, soft_wrap=True)
     summaries = {rank.rank: rank for rank in result.summary.ranks} if result.summary else {}
-    out.print(_table(plan.variant, [(rank, summaries.get(rank.rank)) for rank in report.ranks]))
+    if plan.sweep_blocks and report.ok:
+        print_sweep(plan, report.ranks[0])
+    else:
+        out.print(_table(plan.variant, [(rank, summaries.get(rank.rank)) for rank in report.ranks]))
     if result.summary:
         if title:
             out.print(title, soft_wrap=True)
@@ -427,9 +446,9 @@ def _device_time(report: RunReport) -> str:
     medians = [_quantile(of_rank, 0.5) for of_rank in times_ms]
     told = f"a call: {duration(median)} of device time (median of {len(slowest_ms)}; 9 of 10 within {duration(p90)})"
     if len(medians) > 1:
-        told += f", on rank {medians.index(max(medians))} longest"
+        told += f", longest on rank {medians.index(max(medians))}"
     if least_us := report.ranks[0].least_call_us:
-        told += f"; the wires need {duration(least_us * 1e3)} at least, so it is {median / least_us / 1e3:.1f}x that"
+        told += f"; {median / least_us / 1e3:.1f} x what the wires need at least, {duration(least_us * 1e3)}"
     return told
 
 
@@ -470,7 +489,7 @@ def _table(variant: str, ranks: list[tuple[RankReport, RankSummary | None]]) -> 
     for report, summary in ranks:
         row = [str(report.rank), "-", "-"]
         if report.iteration_ms:
-            row[1:] = [f"{report.tokens:,}", f"{number * sum(report.iteration_ms) / len(report.iteration_ms):.1f}"]
+            row[1:] = [f"{report.tokens:,}", f"{number * sum(report.iteration_ms) / len(report.iteration_ms):,.1f}"]
         if traced and summary:
             counts = {event.event: event.count for event in summary.events}
             moved = [

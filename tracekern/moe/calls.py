@@ -25,10 +25,20 @@ TELL_EVERY_S = 0.1
 (docs/walkthrough.md)."""
 
 
+AfterStage = Callable[[str], None]
+"""Is told the name of each kernel of a call when it was started."""
+
+
 class Start(Protocol):
     """Starts a call, and returns where its result will be: `out` if given."""
 
-    def __call__(self, batch: Batch, capture: Capture | None, out: torch.Tensor | None = None) -> torch.Tensor: ...
+    def __call__(
+        self,
+        batch: Batch,
+        capture: Capture | None,
+        out: torch.Tensor | None = None,
+        after_stage: AfterStage | None = None,
+    ) -> torch.Tensor: ...
 
 
 class Variant(NamedTuple):
@@ -40,6 +50,8 @@ class Variant(NamedTuple):
     comm: Communicator
     options: dict[str, int]
     """Of the family, by name, as they were chosen."""
+    num_blocks: int = 0
+    """Blocks of its kernels, where nothing else was asked for; 0: it has none."""
 
 
 class Calls:
@@ -96,11 +108,16 @@ class Calls:
 
     def _tell(self, num_calls: int = 1) -> None:
         self._num_done += num_calls
-        total = self._num_counted + self._options.iterations
+        total = self._num_calls
         if self._rank == 0 and (time.monotonic() - self._told_s > TELL_EVERY_S or self._num_done == total):
             sys.stdout.write(f"{PROGRESS}{self._num_done} {total}\n")
             sys.stdout.flush()
             self._told_s = time.monotonic()
+
+    @property
+    def _num_calls(self) -> int:
+        """Returns how many calls there are to tell of."""
+        return self._num_counted + self._options.iterations
 
     def _drawn(self, num_calls: int) -> Iterator[list[Batch]]:
         """Yields the batches of the first `num_calls` calls, as many at a time as may be held."""

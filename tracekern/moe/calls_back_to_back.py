@@ -35,13 +35,16 @@ ElapsedMs = Callable[[], float]
 class CallsBackToBack(Calls):
     """As many inputs and results as may be held serve in turn. The results that are left at the end are checked."""
 
+    moments_a_call = 2
+    """How many are taken: before the first kernel, and behind the last."""
+
     def prepare(self) -> None:
         """Draws all inputs, warms up, and runs calls for a capture that has to count: the ranks' barrier included."""
         options = self._options
         self._batches = [self._draw(number) for number in range(min(self._num_at_once, options.iterations))]
         self._inputs = [batch.to(self._backend) for batch in self._batches]
         self._outputs = [torch.empty_like(batch.x) for batch in self._inputs]
-        self._events = self._make_events(2 * min(CALLS_AT_ONCE, options.iterations))
+        self._events = self._make_events(self.moments_a_call * min(CALLS_AT_ONCE, options.iterations))
         self._num_counted = 1 if self._capture is not None else 0
         if self._capture is not None and options.keep == "first" and options.records_per_track == "auto":
             self._num_counted = len(self._batches)  # each may need most room
@@ -84,13 +87,11 @@ class CallsBackToBack(Calls):
         variant = self._variant
         variant.comm.align(capture)
         begun = self._moment(2 * place)
-        name = f"{self._options.variant} call"
+        name = f"{self._options.variant} call" if self._backend == "cpu" else f"queue {self._options.variant} call"
         with capture.range(name) if capture is not None else contextlib.nullcontext():
             variant.start(self._inputs[idx], capture, self._outputs[idx])
         ended = self._moment(2 * place + 1)
-        if self._backend == "cpu":
-            return lambda: (ended - begun) * 1e3
-        return lambda: float(begun.elapsed_time(ended))
+        return lambda: self._between_ms(begun, ended)
 
     def _make_events(self, count: int) -> list[Any]:
         """Returns events of the device, which their first record creates; none on the CPU backend."""
@@ -106,6 +107,9 @@ class CallsBackToBack(Calls):
             return time.perf_counter()
         self._events[number].record()
         return self._events[number]
+
+    def _between_ms(self, begun: Any, ended: Any) -> float:
+        return (ended - begun) * 1e3 if self._backend == "cpu" else float(begun.elapsed_time(ended))
 
     def _call_alone(self, idx: int, counts: bool = False) -> float:
         """Runs a call by itself. Returns the seconds that its host needed to queue it."""

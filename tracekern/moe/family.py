@@ -26,6 +26,8 @@ class CallPipeline(Protocol):
 
     comm: Communicator
     options: dict[str, int]
+    grid: int
+    """Blocks of a kernel, where nothing else was asked for."""
     late_us: int
 
     def __call__(

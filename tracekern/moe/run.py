@@ -79,6 +79,8 @@ class MoeRun:
     """Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4."""
     stage_blocks: dict[str, int] = field(default_factory=dict)
     """Blocks of kernels that have another number of them, by the names of blocks_by_stage()."""
+    sweep_blocks: bool = False
+    """Whether to time calls with other numbers of blocks, kernel by kernel (tracekern/moe/sweep.py)."""
     warps: int = 0
     """Warps of a block; 0: 4 on the CPU, 16 on a GPU."""
     family_options: dict[str, int] = field(default_factory=dict)
@@ -149,15 +151,18 @@ class MoeRun:
         _ = self.shape
 
     def _check_stage_blocks(self) -> None:
-        if not self.stage_blocks:
+        if self.sweep_blocks and self.trace:
+            raise BadInput("sweep-blocks times calls that are not recorded; wanted trace=False")
+        if self.sweep_blocks and self.host_driven:
+            raise BadInput("sweep-blocks times calls that are queued back to back; leave host-driven out")
+        if not self.stage_blocks and not self.sweep_blocks:
             return
         for name, blocks in self.stage_blocks.items():
             check_range(f"blocks of {name}", blocks, 1, 1024)
         family = FAMILY_OF.get(self.variant)
         if family is None or not family.takes_stage_blocks:
-            raise UnsuitableShape(
-                f"blocks of {next(iter(self.stage_blocks))}: variant {self.variant} has no such choice"
-            )
+            asked = f"blocks of {next(iter(self.stage_blocks))}:" if self.stage_blocks else "sweep-blocks is on;"
+            raise UnsuitableShape(f"{asked} variant {self.variant} has no such choice")
         try:
             blocks_by_stage(family.variants[self.variant], self.stage_blocks)
         except BadInput as error:
@@ -219,6 +224,8 @@ class RankReport:
     """Calls whose results were compared, the last ones."""
     tokens: int = 0
     """Tokens of all iterations."""
+    backend: str = ""
+    """Where its kernels ran: "cpu" or "cuda"."""
     family_options: dict[str, int] = field(default_factory=dict)
     """Options that the variant takes, with the values that were used."""
     iteration_ms: tuple[float, ...] = ()
@@ -228,6 +235,8 @@ class RankReport:
     """How long the wires between the GPUs take at least for a call (tracekern/moe/wire.py); 0: there are none."""
     footprint_bytes: int = 0
     """Bytes of the rank's profile buffers."""
+    sweep: tuple[dict[str, Any], ...] = ()
+    """Choices of blocks and their times, the same on all ranks: the fields of tracekern.moe.sweep.Choice."""
     has_no_room: bool = False
     """Whether it could not be resident beside the others."""
 
@@ -237,7 +246,7 @@ class RankReport:
     @classmethod
     def from_json(cls, text: str) -> RankReport:
         values = json.loads(text)
-        return cls(**{**values, "iteration_ms": tuple(values["iteration_ms"])})
+        return cls(**{**values, "iteration_ms": tuple(values["iteration_ms"]), "sweep": tuple(values["sweep"])})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ TRACEKERN_MOE_CAPTURE, and tells tracekern's launcher its phases, its progress a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -28,13 +29,14 @@ from tracekern.comm.resident import rank_of_thread, this_resident
 from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError, what_is_lacking
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
-from tracekern.moe.calls import BATCHES_BYTES, Calls, Variant
+from tracekern.moe.calls import BATCHES_BYTES, AfterStage, Calls, Variant
 from tracekern.moe.calls_back_to_back import CallsBackToBack, least_us
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.gemm.experts import tensor_bytes
 from tracekern.moe.reference import reference, sorted_all_to_all
 from tracekern.moe.routing import Batch
 from tracekern.moe.run import REPORT, MoeRun, RankReport, reference_name
+from tracekern.moe.sweep import Sweep
 from tracekern.record.session import Capture, capture
 
 MAX_BYTES = {"cpu": 1 << 30, "cuda": 1 << 29}
@@ -103,6 +105,8 @@ def _run_rank(options: MoeRun) -> RankReport:
     if backend != "cpu" and not is_resident:
         # Not on the CPU: Python runs no handler while a kernel runs on this thread, which may take its time limit.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if options.sweep_blocks:
+        return _sweep(options, group, backend)
     try:
         variant = _prepare(options, group, backend)
     except BadInput as error:
@@ -118,23 +122,40 @@ def _run_rank(options: MoeRun) -> RankReport:
             calls.run()
         enter(CLOSE)
         footprint = capture.footprint_bytes if capture is not None else 0
-    wrong = calls.wrong_elements
     if dist.is_initialized():
         dist.destroy_process_group()
-    error = f"rank {group.rank}: {wrong} elements differ from {reference_name(options.variant)}" if wrong else ""
-    return RankReport(
-        rank=group.rank,
-        ok=not wrong,
-        error=error,
-        exit_code=1 if wrong else 0,
-        wrong_elements=wrong,
-        num_checked=calls.num_checked,
+    return dataclasses.replace(
+        _checked(options, group.rank, calls.wrong_elements, calls.num_checked),
+        backend=backend,
         tokens=calls.num_tokens,
         family_options=variant.options,
         iteration_ms=tuple(calls.times_ms),
         is_host_driven=is_host_driven,
         least_call_us=0.0 if backend == "cpu" or is_resident else least_us(options),
         footprint_bytes=footprint,
+    )
+
+
+def _sweep(options: MoeRun, group: Group, backend: str) -> RankReport:
+    enter(RUN)
+    sweep = Sweep(options, group, backend, lambda chosen: _prepare(chosen, group, backend))
+    try:
+        sweep.run()
+    except BadInput as error:
+        raise _NoRoom(str(error)) if this_resident() is not None else error from None
+    enter(CLOSE)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    report = _checked(options, group.rank, sweep.wrong_elements, sweep.num_checked)
+    choices = tuple(map(dataclasses.asdict, sweep.choices))
+    return dataclasses.replace(report, backend=backend, sweep=choices, is_host_driven=False)
+
+
+def _checked(options: MoeRun, rank: int, wrong: int, num_checked: int) -> RankReport:
+    """Returns the report of a rank that came to its end. wrong: elements of its results."""
+    error = f"rank {rank}: {wrong} elements differ from {reference_name(options.variant)}" if wrong else ""
+    return RankReport(
+        rank, ok=not wrong, error=error, exit_code=1 if wrong else 0, wrong_elements=wrong, num_checked=num_checked
     )
 
 
@@ -184,15 +205,21 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
         )
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
 
-        def start(batch: Batch, capture: Capture | None, out: torch.Tensor | None = None) -> torch.Tensor:
-            return pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts, out=out, capture=capture)
+        def start(
+            batch: Batch,
+            capture: Capture | None,
+            out: torch.Tensor | None = None,
+            after_stage: AfterStage | None = None,
+        ) -> torch.Tensor:
+            call = batch.x, batch.topk_idx, batch.topk_weights, experts
+            return pipeline(*call, out=out, capture=capture, after_stage=after_stage)
 
         chosen = {option.name: pipeline.options[option.name] for option in family.options_of(options.variant)}
-        return Variant(start, pipeline.synchronize, pipeline.comm, chosen)
+        return Variant(start, pipeline.synchronize, pipeline.comm, chosen, pipeline.grid)
     comm = Communicator(group, _C.heap_control_bytes, timeout_s, backend)
     if options.variant == "sorted":
-        return Variant(lambda batch, _, out=None: sorted_all_to_all(batch, experts, shape), comm.synchronize, comm, {})
-    return Variant(lambda batch, _, out=None: reference(batch, experts), comm.synchronize, comm, {})
+        return Variant(lambda batch, *_: sorted_all_to_all(batch, experts, shape), comm.synchronize, comm, {})
+    return Variant(lambda batch, *_: reference(batch, experts), comm.synchronize, comm, {})
 
 
 def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
