@@ -2,10 +2,10 @@
 
     python benchmarks/launch_tracks.py [--tracks 4 480 2048] [--launches 2000]
 
-No kernel runs. Each time is of one launch. The untraced launch is `tracekern.launch()` without a capture. "counted": its
-region was reserved by `counting()`. "own": the launch reserves it itself, in an arena whose pages are there, as on a
-GPU. "library": the same through `tracekern.launch()`. "flight": a flight recorder without room for more, which uses a
-region again. "cpu": as "own", but pages are reserved with the region, as the CPU backend does.
+No kernel runs. Each time is of one launch. "untraced": `tracekern.launch()` without a capture. "counted": the region
+was reserved by `counting()`. "own": the launch reserves it itself, in an arena whose pages are there, as on a GPU.
+"library": the same through `tracekern.launch()`. "flight": a flight recorder without room for more, which uses a region
+again. "cpu": as "own", but pages are reserved with the region, as the CPU backend does.
 """
 
 from __future__ import annotations

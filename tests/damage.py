@@ -75,8 +75,12 @@ class Parts:
         for key in ("clock_samples", "host_spans"):
             rows = getattr(self, key)
             metadata[key] = {"offset": place(rows), "count": len(rows)}
+        planes = bytearray()
         for entry, rows in zip(metadata["launches"], self.headers, strict=True):
-            entry |= {"headers_offset": place(rows), "num_tracks": len(rows)}
+            entry |= {"headers_offset": len(planes), "num_tracks": len(rows)}
+            planes += fmt.pack_planes(rows).tobytes()
+        stream = np.frombuffer(zlib.compress(planes), np.uint8)
+        metadata["packed_headers"] = {"offset": place(stream), "bytes": len(stream)}
         for entry, rows in zip(metadata["launches"], self.records, strict=True):
             entry |= {"records_offset": place(rows), "records_count": len(rows)}
         return metadata, payload

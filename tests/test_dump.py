@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import resource
@@ -16,10 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.captures import CaptureSpec, fill_segment, write_capture
+from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, write_capture
+from tests.damage import Parts, build
+from tests.kernels import run_kernel
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import peek_metadata, read_dump
 from tracekern.errors import BadInput
+from tracekern.record.session import capture
 from tracekern.segment.pack import pack, write_dump
 from tracekern.segment.view import SegmentView
 from tracekern.timeline.decode.decoder import decode
@@ -106,6 +110,62 @@ def test_a_dump_holds_what_was_written(tmp_path: Path):
     assert peek_metadata(dump.path) == dump.metadata
 
 
+def test_warps_that_recorded_nothing_take_next_to_no_room_and_are_all_there(tmp_path: Path):
+    with capture(tmp_path, records_per_track=1) as session:
+        handle = session.launch("idle", grid=100, warps=16, events=json.dumps(EVENT_TABLE))
+        run_kernel(handle.descriptor, 100, 16, 0)
+        in_segment = session.segment.track_headers(session.segment.launches()[0]).copy()
+    dump = read_dump(tmp_path / "rank_00000.tkdump")
+    headers = dump.all_track_headers()
+    assert len(headers) == 1600
+    assert dump.path.stat().st_size < 1600 * fmt.TRACK_HEADER.itemsize // 5
+    for field in ("start_ticks", "end_ticks", "sm", "role", "attempted"):
+        assert (headers[field] == in_segment[field]).all()
+    assert (headers["start_ticks"] > 0).all()
+    assert headers["finished"].all()
+    assert (headers["block"] * 16 + headers["warp"] == np.arange(1600)).all()
+
+
+def test_a_dump_of_version_3_whose_headers_are_as_they_were_is_read(sound: bytes, scratch: Path):
+    scratch.write_bytes(sound)
+    dump = read_dump(scratch)
+    metadata, payload = copy.deepcopy(dump.metadata), dump.payload.tobytes()
+    del metadata["packed_headers"]
+    for entry, launch in zip(metadata["launches"], dump.launches, strict=True):
+        entry["headers_offset"] = len(payload)
+        payload += dump.track_headers(launch).tobytes()
+    as_version_3 = bytearray(rebuild(sound, metadata, payload))
+    struct.pack_into("<I", as_version_3, 8, 3)
+    scratch.write_bytes(as_version_3)
+    older = read_dump(scratch)
+    assert older.all_track_headers().tobytes() == dump.all_track_headers().tobytes()
+    for launch, of_older in zip(dump.launches, older.launches, strict=True):
+        assert older.track_headers(of_older).tobytes() == dump.track_headers(launch).tobytes()
+
+
+def test_headers_that_are_not_those_of_the_launches_are_refused(sound: bytes, scratch: Path):
+    scratch.write_bytes(sound)
+    dump = read_dump(scratch)
+    metadata, payload = metadata_of(sound), bytearray(dump.payload)
+    packed = metadata["packed_headers"]
+    place = slice(packed["offset"], packed["offset"] + packed["bytes"])
+
+    def told(stream: bytes) -> str:
+        changed = metadata | {"packed_headers": {"offset": fmt.align_up(len(payload)), "bytes": len(stream)}}
+        return refuse(
+            scratch, rebuild(sound, changed, bytes(payload).ljust(fmt.align_up(len(payload)), b"\0") + stream)
+        )
+
+    stream = bytes(payload[place])
+    planes = zlib.decompress(stream)
+    assert "headers of tracks cannot be unpacked" in told(b"\x00" + stream[1:])
+    assert f"{len(planes)} bytes of headers, its launches have {len(planes)}; damaged" in told(stream[:-4])
+    assert f"{len(planes) + 1} bytes of headers" in told(zlib.compress(planes + bytes(999)))
+    assert f"{len(planes) - 1} bytes of headers" in told(zlib.compress(planes[:-1]))
+    metadata["launches"][1]["headers_offset"] = 0
+    assert "headers_offset 0, wanted " in told(stream)
+
+
 @pytest.mark.usefixtures("stopped_clock")
 def test_a_segment_reads_the_same_from_outside():
     segment = fill_segment(CaptureSpec(killed_rank=0), 0)
@@ -131,8 +191,8 @@ def test_the_name_of_a_segment_is_taken_once():
 def test_truncation_at_and_around_every_border(sound: bytes, scratch: Path):
     metadata = metadata_of(sound)
     payload = len(sound) - struct.unpack_from("<Q", sound, 24)[0]
-    offsets = [metadata["clock_samples"]["offset"], metadata["host_spans"]["offset"]]
-    offsets += [launch[key] for launch in metadata["launches"] for key in ("headers_offset", "records_offset")]
+    offsets = [metadata[key]["offset"] for key in ("clock_samples", "host_spans", "packed_headers")]
+    offsets += [launch["records_offset"] for launch in metadata["launches"]]
     borders = {0, 8, 12, 16, 24, 32, 40, HEADER_BYTES, payload, len(sound), *(payload + offset for offset in offsets)}
     for cut in sorted({border + step for border in borders for step in (-1, 0, 1)}):
         if 0 <= cut < len(sound):
@@ -159,7 +219,7 @@ def test_flipped_bits_are_always_found(sound: bytes, scratch: Path, flips: list[
 def test_other_versions_name_both(sound: bytes, scratch: Path):
     data = bytearray(sound)
     struct.pack_into("<I", data, 8, 7)
-    assert f"version 7, this reader knows {fmt.DUMP_VERSION}" in refuse(scratch, bytes(data))
+    assert "version 7, this reader knows 3 and 4" in refuse(scratch, bytes(data))
 
 
 def test_a_dump_of_two_records_a_span_is_refused_by_name(sound: bytes, scratch: Path):
@@ -167,7 +227,8 @@ def test_a_dump_of_two_records_a_span_is_refused_by_name(sound: bytes, scratch: 
     data[8:12] = struct.pack("<I", 2)
     told = refuse(scratch, bytes(data))
     assert (
-        "dump version 2, this reader knows 3 (2 has two records a span); read it with the tracekern that made" in told
+        "dump version 2, this reader knows 3 and 4 (2 has two records a span); read it with the tracekern that made"
+        in told
     )
 
 
@@ -276,14 +337,12 @@ def test_a_payload_of_any_other_content_reads_or_is_refused(sound: bytes, scratc
 
 
 def test_a_time_that_cannot_be_names_the_dump_that_says_it(sound: bytes, scratch: Path):
-    metadata = metadata_of(sound)
-    payload = bytearray(sound[-struct.unpack_from("<Q", sound, 24)[0] :])
-    launch = metadata["launches"][0]
-    for track in range(launch["num_tracks"]):
-        started = launch["headers_offset"] + track * fmt.TRACK_HEADER.itemsize + 12
-        struct.pack_into("<H", payload, started, fmt.STARTED_RING)
-    struct.pack_into("<QII", payload, launch["records_offset"], (1 << 64) - 1, 0, fmt.RecordKind.BEGIN)
-    scratch.write_bytes(rebuild(sound, metadata, bytes(payload)))
+    scratch.write_bytes(sound)
+    parts = Parts.of(scratch)
+    parts.headers[0]["started"] = fmt.STARTED_RING
+    parts.records[0].view(fmt.WIDE_RECORD)[0] = ((1 << 64) - 1, 0, fmt.RecordKind.BEGIN)
+    metadata, payload = parts.layout()
+    scratch.write_bytes(build(json.dumps(metadata).encode(), payload))
     with pytest.raises(BadInput, match=f"^{scratch}: a record's ticks {(1 << 64) - 1} are beyond "):
         decode(read_dump(scratch))
 

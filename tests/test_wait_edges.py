@@ -40,7 +40,7 @@ def keep_last(dump: Dump, count: int) -> Dump:
         of_tracks["started"] = fmt.STARTED_RING
         headers.append(of_tracks.tobytes())
         records.append(b"".join(track[-count:].tobytes() for track in tracks))
-    before = dump.payload[: dump.launches[0].headers_offset].tobytes()  # clock samples and host spans
+    before = dump.payload[: dump.launches[0].records_offset].tobytes()  # clock samples and host spans
     sections = [section.ljust(fmt.align_up(len(section)), b"\0") for section in headers + records]
     offsets = np.cumsum([len(before), *map(len, sections)]).tolist()
     launches = tuple(
@@ -52,7 +52,8 @@ def keep_last(dump: Dump, count: int) -> Dump:
         )
         for idx, launch in enumerate(dump.launches)
     )
-    return dataclasses.replace(dump, launches=launches, payload=np.frombuffer(b"".join([before, *sections]), np.uint8))
+    payload = np.frombuffer(b"".join([before, *sections]), np.uint8)
+    return dataclasses.replace(dump, launches=launches, payload=payload, headers=payload)
 
 
 def last_ones(timeline: Timeline) -> dict[tuple[str, int], tuple[str, int]]:

@@ -6,11 +6,14 @@ Every dtype here is a file format: little endian, no implicit padding. tests/tes
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 DUMP_MAGIC = b"TKDUMP\r\n"
-DUMP_VERSION = 3
+DUMP_VERSION = 4
+READABLE_VERSIONS = (3, 4)
 SEGMENT_MAGIC = b"TKSEGMT1"
 CAPTURE_FORMAT = "tracekern-capture"
 CAPTURE_VERSION = 1
@@ -253,3 +256,8 @@ def dump_file_name(rank: int) -> str:
 
 def torch_profile_file_name(rank: int) -> str:
     return f"rank_{rank:05d}.torch.json.gz"
+
+
+def pack_planes(headers: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Returns [TRACK_HEADER] byte by byte: the first of all rows, then the second ... Most are equal, and compress."""
+    return np.ascontiguousarray(headers.view(np.uint8).reshape(-1, TRACK_HEADER.itemsize).T)

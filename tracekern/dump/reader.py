@@ -52,7 +52,7 @@ _LAUNCH_TEXTS = ("name", "key")
 
 @dataclass(frozen=True)
 class LaunchSection:
-    """One launch of a dump; offsets count from the payload's start."""
+    """One launch of a dump; offsets count from the payload's start, headers_offset from that of `Dump.headers`."""
 
     launch_idx: int
     name: str
@@ -104,6 +104,8 @@ class Dump:
     metadata: dict[str, Any]
     launches: tuple[LaunchSection, ...]
     payload: npt.NDArray[np.uint8]
+    headers: npt.NDArray[np.uint8]
+    """Those of all launches, uncompressed; in a dump of version 3 the payload."""
 
     __repr__ = brief
 
@@ -130,14 +132,14 @@ class Dump:
 
     def track_headers(self, launch: LaunchSection) -> npt.NDArray[Any]:
         """[num_tracks] TRACK_HEADER; `written` is the number of records in the dump, finished or not."""
-        return _view(self.payload, launch.headers_offset, fmt.TRACK_HEADER, launch.num_tracks)
+        return _view(self.headers, launch.headers_offset, fmt.TRACK_HEADER, launch.num_tracks)
 
     def all_track_headers(self) -> npt.NDArray[Any]:
         """Returns a copy of the track headers of all launches, one after the other."""
         parts = [np.empty(0, np.uint8)]
         for launch in self.launches:  # as bytes, because numpy compares the fields of structured arrays that it joins
             stop = launch.headers_offset + launch.num_tracks * fmt.TRACK_HEADER.itemsize
-            parts.append(self.payload[launch.headers_offset : stop])
+            parts.append(self.headers[launch.headers_offset : stop])
         return np.concatenate(parts).view(fmt.TRACK_HEADER)
 
     def _part(self, key: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -151,7 +153,7 @@ def read_dump(path: Path | str) -> Dump:
     header, metadata, payload = _open(path)
     _check_crc(path, "payload", payload, int(header["payload_crc32"]))
     launches = _check_metadata(str(path), metadata, len(payload))
-    dump = Dump(path, metadata, launches, payload)
+    dump = Dump(path, metadata, launches, payload, _all_headers(path, metadata, launches, payload))
     _check_counts(dump)
     ranges.check_track_headers(str(path), dump.all_track_headers(), dump.max_ticks)
     ranges.check_clock_samples(str(path), dump.clock_samples(), dump.max_ticks)
@@ -216,9 +218,10 @@ def _check_header(path: Path, data: npt.NDArray[np.uint8]) -> Any:
         raise BadInput(
             f"{path}: starts with {header['magic'].tobytes()!r}, wanted {fmt.DUMP_MAGIC!r}: not a tracekern dump"
         )
-    if int(header["version"]) != fmt.DUMP_VERSION:
+    if int(header["version"]) not in fmt.READABLE_VERSIONS:
+        known = " and ".join(map(str, fmt.READABLE_VERSIONS))
         raise BadInput(
-            f"{path}: dump version {int(header['version'])}, this reader knows {fmt.DUMP_VERSION}"
+            f"{path}: dump version {int(header['version'])}, this reader knows {known}"
             f"{_OLDER.get(int(header['version']), '')}; read it with the tracekern that made it"
         )
     metadata_bytes, payload_bytes = int(header["metadata_bytes"]), int(header["payload_bytes"])
@@ -228,6 +231,34 @@ def _check_header(path: Path, data: npt.NDArray[np.uint8]) -> Any:
     if file_bytes != len(data):
         raise BadInput(f"{path}: {len(data)} bytes, its header says {file_bytes}: cut short or damaged; copy it again")
     return header
+
+
+def _all_headers(
+    path: Path, metadata: dict[str, Any], launches: tuple[LaunchSection, ...], payload: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint8]:
+    """Returns Dump.headers. Raises BadInput if what is compressed is not those of the launches."""
+    packed = metadata.get("packed_headers")
+    if packed is None:
+        return payload
+    wanted = 0
+    for launch in launches:
+        if launch.headers_offset != wanted:
+            raise BadInput(f"{path}: headers_offset {launch.headers_offset}, wanted {wanted}; damaged")
+        wanted += launch.num_tracks * fmt.TRACK_HEADER.itemsize
+    stream = payload[packed["offset"] : packed["offset"] + packed["bytes"]]
+    unpacker = zlib.decompressobj()
+    try:
+        planes = unpacker.decompress(stream.data, wanted + 1)  # one more: nothing else may follow
+    except zlib.error as error:
+        raise BadInput(f"{path}: headers of tracks cannot be unpacked ({error}); damaged") from None
+    if len(planes) != wanted or not unpacker.eof:
+        raise BadInput(f"{path}: {len(planes)} bytes of headers, its launches have {wanted}; damaged")
+    headers = np.empty(wanted, np.uint8)
+    for launch in launches:
+        part = slice(launch.headers_offset, launch.headers_offset + launch.num_tracks * fmt.TRACK_HEADER.itemsize)
+        of_launch = np.frombuffer(planes, np.uint8)[part].reshape(fmt.TRACK_HEADER.itemsize, -1)
+        headers[part] = of_launch.T.reshape(-1)
+    return headers
 
 
 def _check_counts(dump: Dump) -> None:
@@ -305,10 +336,11 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         _check_range(checker, key, checker.integer(part, "offset"), count * dtype.itemsize, payload_bytes)
     record_bytes = fmt.RECORD_BYTES
     launches = tuple(_launch(checker, metadata, entry) for entry in checker.get(metadata, "launches", list))
+    headers_room = _headers_room(checker, metadata, payload_bytes)
     records_stop = 0
     for launch in launches:
         headers_bytes = launch.num_tracks * fmt.TRACK_HEADER.itemsize
-        _check_range(checker, "headers_offset", launch.headers_offset, headers_bytes, payload_bytes)
+        _check_range(checker, "headers_offset", launch.headers_offset, headers_bytes, headers_room)
         _check_range(
             checker, "records_offset", launch.records_offset, launch.records_count * record_bytes, payload_bytes
         )
@@ -316,6 +348,16 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
             raise checker.fail(f"records of launch {launch.launch_idx} overlap those before it")
         records_stop = launch.records_offset + launch.records_count * record_bytes
     return launches
+
+
+def _headers_room(checker: _Checker, metadata: dict[str, Any], payload_bytes: int) -> int:
+    """Checks where the headers of tracks are. Returns how many bytes they can be: zlib packs 1,032 into 1 at most."""
+    if "packed_headers" not in metadata:
+        return payload_bytes
+    packed = checker.get(metadata, "packed_headers", dict)
+    num_bytes = checker.integer(packed, "bytes")
+    _check_range(checker, "packed_headers", checker.integer(packed, "offset"), num_bytes, payload_bytes)
+    return 1032 * num_bytes
 
 
 def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 import zlib
@@ -144,9 +145,12 @@ class _Packed:
 
 
 def _metadata(
-    segment: SegmentView, rows: dict[str, npt.NDArray[Any]], launches: list[_Packed], num_lost: int
+    segment: SegmentView, rows: dict[str, npt.NDArray[Any]], launches: list[_Packed], num_lost: int, headers: bytes
 ) -> tuple[dict[str, Any], int]:
-    """Returns a dump's metadata and the bytes of its payload. num_lost: launches with records lost with the device."""
+    """Returns a dump's metadata and the bytes of its payload.
+
+    num_lost: launches with records lost with the device. headers: those of all launches, compressed.
+    """
     tables: dict[str, list[Any]] = {"event": [], "role": []}
     cursor = 0
 
@@ -161,9 +165,10 @@ def _metadata(
         return tables[kind].index(table)
 
     parts = {key: Part(place(of_key.nbytes), len(of_key)) for key, of_key in rows.items()}
-    headers_at = [place(packed.headers.nbytes) for packed in launches]
+    packed_headers = {"offset": place(len(headers)), "bytes": len(headers)}
+    headers_at = itertools.accumulate((packed.headers.nbytes for packed in launches), initial=0)
     sections = []
-    for packed, headers_offset in zip(launches, headers_at, strict=True):
+    for packed, headers_offset in zip(launches, headers_at, strict=False):
         entry, count = packed.entry, packed.num_records
         section = {key: int(entry[key]) for key in LaunchSection.entry_keys()}
         section |= {
@@ -189,6 +194,7 @@ def _metadata(
         "event_tables": tables["event"],
         "role_tables": tables["role"],
         "launches": sections,
+        "packed_headers": packed_headers,
         "sinks": _sinks(launches),
         "launches_counted": counted,
         "counted_text": why_only_counted(counted) if only_counted else "",
@@ -201,6 +207,13 @@ def _metadata(
         **{key: part.as_json() for key, part in parts.items()},
     }
     return metadata, cursor
+
+
+def _compress_headers(launches: list[_Packed]) -> bytes:
+    """Returns the headers of all launches: in a kernel of thousands of warps most of them have recorded nothing."""
+    packer = zlib.compressobj(1)
+    parts = [packer.compress(fmt.pack_planes(packed.headers).data) for packed in launches if packed.headers.size]
+    return b"".join([*parts, packer.flush()])
 
 
 def _settings_of_launches(event_tables: list[dict[str, Any]]) -> dict[str, Any]:
@@ -230,15 +243,16 @@ def _write(segment: SegmentView, file: BinaryIO) -> int:
         if int(entry["flags"]) & fmt.ENTRY_MIRRORED and not segment.header["collected"]:
             num_lost += 1
             continue
-        headers = segment.track_headers(entry).copy()
-        blocks_run, shared_tracks = _blocks_run(entry, headers), _count_shared(entry, headers)
-        _complete(entry, headers)
+        of_launch = segment.track_headers(entry).copy()
+        blocks_run, shared_tracks = _blocks_run(entry, of_launch), _count_shared(entry, of_launch)
+        _complete(entry, of_launch)
         records = segment.records(entry)
-        _C.find_records(_bytes_of(headers), _bytes_of(records), bool(entry["generation"]))
-        launches.append(_Packed(entry, headers, blocks_run, shared_tracks))
+        _C.find_records(_bytes_of(of_launch), _bytes_of(records), bool(entry["generation"]))
+        launches.append(_Packed(entry, of_launch, blocks_run, shared_tracks))
     # Read once, because another thread may append to them meanwhile.
     rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
-    metadata, payload_bytes = _metadata(segment, rows, launches, num_lost)
+    headers = _compress_headers(launches)
+    metadata, payload_bytes = _metadata(segment, rows, launches, num_lost, headers)
     text = json.dumps(metadata).encode()
     file.write(bytes(fmt.DUMP_HEADER.itemsize))
     file.write(text)
@@ -258,8 +272,7 @@ def _write(segment: SegmentView, file: BinaryIO) -> int:
 
     for of_key in rows.values():
         put(iter([of_key]))
-    for packed in launches:
-        put(iter([packed.headers]))
+    put(iter([np.frombuffer(headers, np.uint8)]))
     for packed in launches:
         put(packed.records(segment))
     header = np.zeros(1, fmt.DUMP_HEADER)
