@@ -117,6 +117,30 @@ def test_a_span_that_would_mean_nothing_does_not_compile(tmp_path: Path, recorde
     assert wanted in result.stderr
 
 
+CLASHING = """
+struct Warp {}; struct WarpGroup {}; struct Half {}; struct Span {}; struct Sequence {}; struct Record {};
+constexpr int kLanes = 64;
+inline void wait(Warp) {}
+inline void signal(WarpGroup, Half, Span, Sequence, Record) {}
+using namespace tracekern::api;
+void kernel(Recorder<true>& recorder) {
+    TK_WAIT(recorder, MyEvent::wait_row, 1, kLanes);
+    wait(Warp{});
+    signal(WarpGroup{}, Half{}, Span{}, Sequence{}, Record{});
+    TK_END(1);
+}
+"""
+
+
+def test_a_project_keeps_its_own_names_beside_those_that_kernels_need(tmp_path: Path):
+    source = tmp_path / "kernel.cpp"
+    source.write_text(SOURCE.format(**GOOD) + CLASHING)
+    subprocess.run([*COMMAND, "-fsyntax-only", source], check=True)
+    source.write_text(SOURCE.format(**GOOD) + CLASHING.replace("tracekern::api", "tracekern"))
+    clash = subprocess.run([*COMMAND, "-fsyntax-only", source], capture_output=True, text=True)
+    assert "is ambiguous" in clash.stderr
+
+
 def test_two_extensions_may_name_their_tables_alike(tmp_path: Path):
     described = []
     for name in ("wait_row", "wait_column"):
