@@ -60,6 +60,8 @@ ALLOWED_INCLUDES = {
     "python_api.cpp": ("apis",),
     "python_api_cuda.cu": ("apis",),
     "tracekern.h": ("platform", "trace"),
+    "tracekern_host.h": (),
+    "tracekern_host.cpp": ("platform", "trace", "comm", "tracekern_host.h"),
 }
 VENDOR_WORDS = re.compile(
     r"\b(__HIP\w*|__CUDA\w*|__NVCC__|__clang__|__GNUC__|__x86_64__|__aarch64__|asm|__asm__|__asm|s_memrealtime"

@@ -92,7 +92,7 @@ def test_the_wheel_holds_what_an_installation_needs(installed, tmp_path):
         name = path.relative_to(ROOT).as_posix().replace("viewers/", "tracekern/viewers/", 1)
         assert name.replace("tracekern/tracekern/", "tracekern/") in names
     headers = [path for part in ("trace", "platform") for path in (ROOT / "csrc" / part).glob("*.h*")]
-    for path in [ROOT / "csrc" / "tracekern.h", *headers]:
+    for path in [*(ROOT / "csrc").glob("tracekern*"), *headers]:
         assert f"tracekern/include/{path.relative_to(ROOT / 'csrc').as_posix()}" in names
     code = "import tracekern, tracekern._C, tracekern.viewers; print(tracekern.include_path())"
     told = build("-c", code, cwd=tmp_path, PYTHONPATH=str(installed))

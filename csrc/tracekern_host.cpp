@@ -1,0 +1,422 @@
+// tracekern_host.h: writes a segment as tracekern/segment/writer.py does, of kernels that keep their first records.
+#include "tracekern_host.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "comm/fault.h"
+#include "comm/mutation.h"
+#include "platform/simulated_clock.h"
+#include "trace/record.h"
+#include "trace/segment.h"
+
+using namespace tracekern;  // NOLINT: the functions have C names
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kMaxSamples = 1 << 15;
+constexpr int kBrackets = 50;
+constexpr uint32_t kShift = 5;  // as on CPU and CUDA
+static_assert(SimulatedClock::kResolutionTicks == 1 << kShift);
+
+uint64_t align_up(uint64_t value, uint64_t alignment = kSegmentAlignment) {
+    return (value + alignment - 1) / alignment * alignment;
+}
+
+std::string text_of(const char* text) {
+    return text ? text : "";
+}
+
+bool is_utf8(std::string_view text) {
+    for (size_t at = 0; at < text.size();) {
+        const auto lead = static_cast<unsigned char>(text[at]);
+        const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
+        if (length == 0 || at + length > text.size()) return false;
+        for (size_t next = 1; next < length; ++next) {
+            if ((static_cast<unsigned char>(text[at + next]) & 0xc0) != 0x80) return false;
+        }
+        at += length;
+    }
+    return true;
+}
+
+// A JSON string. Bytes that are not UTF-8 would make the whole segment unreadable.
+std::string quote(std::string_view text) {
+    std::string quoted = "\"";
+    const bool is_text = is_utf8(text);
+    for (const char letter : text) {
+        const auto byte = static_cast<unsigned char>(letter);
+        if (letter == '"' || letter == '\\') quoted += '\\';
+        quoted += byte < 0x20 ? ' ' : byte >= 0x80 && !is_text ? '?' : letter;
+    }
+    return quoted + '"';
+}
+
+// A JSON list of the words in `names`.
+std::string list(std::string_view names) {
+    std::string json;
+    while (!names.empty()) {
+        const std::string_view word = names.substr(0, names.find(' '));
+        if (!word.empty()) json += (json.empty() ? "" : ",") + quote(word);
+        names.remove_prefix(std::min(word.size() + 1, names.size()));
+    }
+    return "[" + json + "]";
+}
+
+std::string read_file(const char* path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// As machine_id() of tracekern/comm/node.py.
+std::string machine_id() {
+    std::string machine = read_file("/proc/sys/kernel/random/boot_id");
+    return machine.substr(0, machine.find('\n'));
+}
+
+// As host_clock_id() of tracekern/comm/device.py: equal for processes that read one CLOCK_MONOTONIC.
+std::string host_clock_id() {
+    struct stat found = {};
+    stat("/proc/self/ns/time", &found);
+    return machine_id().empty() ? "" : "host " + machine_id() + " " + std::to_string(found.st_ino);
+}
+
+std::string describe_clock(const tk_host_options& options) {
+    const bool is_gpu = options.device != nullptr;
+    const uint32_t step = is_gpu && options.clock_step ? options.clock_step : 1 << kShift;
+    const std::string id = is_gpu ? "GPU " + text_of(options.clock_id) : host_clock_id();
+    return "{\"name\":" + quote(is_gpu ? "clock of the GPU" : "CLOCK_MONOTONIC") + ",\"id\":" + quote(id) +
+           ",\"ticks_per_second\":1000000000,\"resolution_ticks\":" + std::to_string(step) +
+           ",\"shift\":" + std::to_string(kShift) + "}";
+}
+
+// What opening_metadata() of tracekern/record/setup.py returns.
+std::string opening_metadata(const tk_host_options& options, const std::string& directory) {
+    char node[256] = {}, created[32] = {};
+    gethostname(node, sizeof(node) - 1);
+    const std::time_t now = std::time(nullptr);
+    std::strftime(created, sizeof(created), "%Y-%m-%dT%H:%M:%S+00:00", std::gmtime(&now));
+    std::string command = read_file("/proc/self/cmdline");
+    std::replace(command.begin(), command.end(), '\0', ' ');
+    const bool is_gpu = options.device != nullptr;
+    std::string json = "{\"rank\":" + std::to_string(options.rank) +
+                       ",\"num_ranks\":" + std::to_string(options.num_ranks) + ",\"pid\":" + std::to_string(getpid()) +
+                       ",\"clock\":" + describe_clock(options) + ",\"settings\":{}";
+    const auto add = [&](const char* key, std::string_view text) {
+        json += ",\"" + std::string(key) + "\":" + quote(text);
+    };
+    add("run_id", options.run);
+    add("node", node);
+    add("machine", machine_id());
+    add("created", created);
+    add("tracekern", "tracekern_host.h");
+    add("backend", is_gpu ? "cuda" : "cpu");
+    add("device", is_gpu ? options.device : "CPU");
+    add("note", is_gpu ? "" : "CPU backend: order and coverage, never GPU durations");
+    add("keep", "first");
+    add("directory", directory);
+    add("command", command);
+    return json + ",\"fault_names\":{\"channels\":" + list(kCommChannelNames[0] + std::string(" grid")) +
+           ",\"kernels\":[{\"first_stage\":0,\"stages\":" + list(text_of(options.stages)) +
+           ",\"channels\":" + list(text_of(options.channels)) + "}]}}";
+}
+
+// Throws what tk_host_error() then says.
+void require(bool is_right, const std::string& line) {
+    if (!is_right) throw std::runtime_error(line);
+}
+
+tk_host_options check(const tk_host_options* given) {
+    require(given, "options are NULL");
+    tk_host_options options = *given;
+    if (options.num_ranks == 0) options.num_ranks = 1;
+    if (options.max_bytes == 0) options.max_bytes = 64 << 20;
+    if (options.records_per_track == 0) options.records_per_track = 1024;
+    if (options.max_launches == 0) options.max_launches = 4096;
+    const std::string run = text_of(options.run);
+    const bool is_name = std::all_of(run.begin(), run.end(), [](unsigned char letter) {
+        return std::isalnum(letter) || letter == '-' || letter == '_';
+    });
+    require(is_name && !run.empty() && run.size() <= 200,
+            "run " + quote(run) + "; wanted at most 200 letters, digits, '-' and '_'");
+    const std::string directory = text_of(options.directory);
+    require(!directory.empty() && is_utf8(directory), "directory " + quote(directory) + "; wanted that of the capture");
+    require(
+        options.rank < options.num_ranks,
+        "rank " + std::to_string(options.rank) + " of " + std::to_string(options.num_ranks) + "; wanted a rank below");
+    require(options.max_bytes >> 40 == 0, "max_bytes " + std::to_string(options.max_bytes) + "; wanted less than 2^40");
+    return options;
+}
+
+// The dump of another run is not replaced: it may tell of a fault.
+std::string find_directory(const tk_host_options& options) {
+    const auto directory = std::filesystem::weakly_canonical(std::filesystem::absolute(options.directory));
+    char dump[32];
+    std::snprintf(dump, sizeof(dump), "rank_%05u.tkdump", options.rank);
+    require(!std::filesystem::exists(directory / dump),
+            directory.string() + ": has a " + dump + " of another run; choose another directory, or remove this one");
+    return directory.string();
+}
+
+// The owner's lock (tracekern/segment/file_lock.py): until it is closed the rank records. -1: cannot be had.
+int own(const std::string& path) {
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    struct flock lock = {};
+    lock.l_type = F_WRLCK;
+    const bool is_locked = fcntl(file, F_OFD_SETLK, &lock) == 0 || fcntl(file, F_SETLK, &lock) == 0;
+    return is_locked ? file : -1;
+}
+
+thread_local std::string last_error;
+
+}  // namespace
+
+struct tk_host {
+    explicit tk_host(const tk_host_options* given) : options_(check(given)), is_gpu_(options_.device != nullptr) {
+        const std::string metadata = opening_metadata(options_, find_directory(options_));
+        SegmentHeader header = {};
+        header.pid = static_cast<uint32_t>(getpid());
+        header.state = static_cast<uint32_t>(SegmentState::open);
+        header.metadata_offset = sizeof(header);
+        header.metadata_bytes = metadata.size();
+        header.launches_offset = align_up(header.metadata_offset + metadata.size(), kPage);
+        header.launches_capacity = options_.max_launches;
+        header.samples_offset =
+            align_up(header.launches_offset + header.launches_capacity * sizeof(LaunchEntry), kPage);
+        header.samples_capacity = kMaxSamples;
+        header.host_offset = align_up(header.samples_offset + kMaxSamples * sizeof(ClockSample), kPage);
+        header.arena_offset = header.fault_offset = header.host_offset;  // no room for spans of the host
+        header.arena_bytes = align_up(options_.max_bytes, kPage);
+        header.arena_cursor = sizeof(FaultRecord);
+        header.total_bytes = header.arena_offset + header.arena_bytes;
+        map("/dev/shm/tracekern-" + std::string(options_.run) + "-" + std::to_string(options_.rank), header);
+        std::memcpy(memory_ + header.metadata_offset, metadata.data(), metadata.size());
+        std::memcpy(memory_, &header, sizeof(header));
+        std::memcpy(memory_, kSegmentMagic, sizeof(header.magic));  // last: now it is a segment
+        sample_host_clock(0);
+    }
+    ~tk_host() {
+        sample_host_clock(1);
+        header().state = static_cast<uint32_t>(SegmentState::closed);
+        munmap(memory_, header().total_bytes);
+        ::close(lock_);
+    }
+    tk_host(const tk_host&) = delete;
+
+    uint64_t launch(const tk_host_kernel& kernel, uint32_t epoch) {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        const std::string wrong = find_wrong(kernel);
+        if (!wrong.empty()) {
+            std::fprintf(stderr, "tk_host_launch: %s; it runs unrecorded\n", wrong.c_str());
+            header().failed = 1;
+            ++header().launches_refused;
+            return 0;
+        }
+        const uint64_t num_tracks = uint64_t{kernel.blocks} * kernel.warps;
+        const uint64_t headers_bytes = sizeof(LaunchDescriptor) + num_tracks * sizeof(TrackHeader);
+        const uint64_t bytes = headers_bytes + align_up(num_tracks * options_.records_per_track * sizeof(WideRecord));
+        const Text events = store(text_of(kernel.events)), roles = store(list(text_of(kernel.roles)));
+        const bool has_entry = header().num_launches < header().launches_capacity;
+        const uint64_t at = has_entry && events.offset && roles.offset ? allocate_region(bytes) : 0;
+        if (at == 0) {
+            ++header().launches_refused;
+            header().refused_bytes += bytes;
+            return 0;
+        }
+        auto* descriptor = new (memory_ + at) LaunchDescriptor{};
+        descriptor->region = {place<TrackHeader>(at + sizeof(LaunchDescriptor)), place<WideRecord>(at + headers_bytes)};
+        auto* entry = place<LaunchEntry>(header().launches_offset) + header().num_launches;
+        entry->headers_offset = at + sizeof(LaunchDescriptor);
+        entry->records_offset = at + headers_bytes;
+        entry->num_tracks = static_cast<uint32_t>(num_tracks);
+        entry->events_offset = events.offset;
+        entry->events_bytes = events.bytes;
+        entry->roles_offset = roles.offset;
+        entry->roles_bytes = roles.bytes;
+        select_all(*descriptor, kernel);
+        select_all(*entry, kernel);
+        name(*entry, kernel, epoch);
+        // Last: who reads the segment from outside finds no half-written entry.
+        __atomic_store_n(&header().num_launches, header().num_launches + 1, __ATOMIC_RELEASE);
+        return reinterpret_cast<uint64_t>(descriptor) | static_cast<uint64_t>(RecordFormat::span);
+    }
+
+    void add(SampleKind kind, uint32_t round, uint32_t initiator, uint32_t responder, const int64_t (&times)[4]) {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        if (header().num_samples == header().samples_capacity) {
+            ++header().samples_lost;
+            return;
+        }
+        auto* sample = place<ClockSample>(header().samples_offset) + header().num_samples;
+        const auto from = static_cast<int32_t>(initiator), to = static_cast<int32_t>(responder);
+        *sample = {static_cast<uint32_t>(kind), round, from, to, times[0], times[1], times[2], times[3]};
+        __atomic_store_n(&header().num_samples, header().num_samples + 1, __ATOMIC_RELEASE);
+    }
+
+    SegmentHeader& header() { return *place<SegmentHeader>(0); }
+    template <class T>
+    T* place(uint64_t offset) {
+        return reinterpret_cast<T*>(memory_ + offset);
+    }
+
+private:
+    struct Text {
+        uint64_t offset;  // 0: found no room
+        uint32_t bytes;
+    };
+
+    // Makes the segment's file, whose pages are all there: a full /dev/shm would end the process later.
+    void map(const std::string& path, const SegmentHeader& header) {
+        const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        require(file >= 0, path + ": " + std::strerror(errno) + "; each run needs a name that none had before");
+        const auto size = static_cast<off_t>(header.total_bytes);
+        const int problem = ftruncate(file, size) ? errno : posix_fallocate(file, 0, size);
+        void* memory = problem ? MAP_FAILED : mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        ::close(file);
+        if (memory == MAP_FAILED) unlink(path.c_str());
+        require(memory != MAP_FAILED,
+                path + ": no room for " + std::to_string(size) + " bytes (" + std::strerror(problem ? problem : errno) +
+                    "); lower max_bytes, or make /dev/shm larger");
+        memory_ = static_cast<char*>(memory);
+        lock_ = own(path);
+        const std::string why = path + ": cannot be locked (" + std::strerror(errno) + ")";
+        if (lock_ < 0) unlink(path.c_str());
+        require(lock_ >= 0, why);
+    }
+
+    static std::string find_wrong(const tk_host_kernel& kernel) {
+        const std::string name = text_of(kernel.name), events = text_of(kernel.events);
+        const std::string what = "launch " + quote(name) + ": ";
+        if (name.empty() || name.size() >= sizeof(LaunchEntry::name) || !is_utf8(name)) {
+            return what + "wanted a name of at most 95 bytes";
+        }
+        if (kernel.blocks == 0 || kernel.blocks >> 31 || kernel.warps == 0 || kernel.warps >> 16) {
+            return what + std::to_string(kernel.blocks) + " blocks of " + std::to_string(kernel.warps) + " warps";
+        }
+        const bool is_table = events.rfind("{\"name\":", 0) == 0 && events.back() == '}' && is_utf8(events);
+        return is_table ? "" : what + "events are not what describe_events() returns";
+    }
+
+    // Offset of so many bytes of the arena; 0: no room.
+    uint64_t allocate(uint64_t bytes) {
+        const uint64_t at = header().arena_cursor;
+        if (align_up(bytes) > header().arena_bytes - at) return 0;
+        header().arena_cursor = at + align_up(bytes);
+        return header().arena_offset + at;
+    }
+    // The same, clear of multiples of 4 GiB: kernels count up the low word of an address only.
+    uint64_t allocate_region(uint64_t bytes) {
+        const uint64_t next = reinterpret_cast<uint64_t>(memory_) + header().arena_offset + header().arena_cursor;
+        const uint64_t left = kCarryBytes - next % kCarryBytes;
+        const bool crosses = bytes + kSegmentAlignment > left && bytes + kSegmentAlignment <= kCarryBytes;
+        return crosses && !allocate(left) ? 0 : allocate(bytes);
+    }
+    Text store(const std::string& text) {
+        const auto found = texts_.find(text);
+        if (found != texts_.end()) return found->second;
+        const uint64_t at = allocate(text.size());
+        if (at == 0) return {};
+        std::memcpy(memory_ + at, text.data(), text.size());
+        return texts_[text] = {at, static_cast<uint32_t>(text.size())};
+    }
+
+    // What descriptor and entry have in common: all blocks, roles and events.
+    template <class T>
+    void select_all(T& launch, const tk_host_kernel& kernel) const {
+        launch.num_blocks = launch.block_stop = kernel.blocks;
+        launch.block_step = 1;
+        launch.warps_per_block = static_cast<uint16_t>(kernel.warps);
+        launch.records_per_track = options_.records_per_track;
+        launch.event_mask = ~uint64_t{0};
+        launch.role_mask = ~uint32_t{0};
+    }
+    void name(LaunchEntry& entry, const tk_host_kernel& kernel, uint32_t epoch) {
+        const std::string key = text_of(kernel.key);
+        std::strncpy(entry.name, kernel.name, sizeof(entry.name) - 1);
+        std::strncpy(entry.key, is_utf8(key) ? key.c_str() : "", sizeof(entry.key) - 1);
+        entry.stream = kernel.stream;
+        entry.epoch = epoch;
+        entry.sequence = num_launches_[kernel.name]++;
+        entry.launch_idx = entry.order = static_cast<uint32_t>(header().num_launches);
+        entry.host_ns = static_cast<uint64_t>(wall_clock_ns());
+    }
+
+    void sample_host_clock(uint32_t round) {
+        const SimulatedClock clock;
+        for (int i = 0; i < kBrackets && !is_gpu_; ++i) {
+            const int64_t before = wall_clock_ns(), ticks = static_cast<int64_t>(clock.read());
+            add(SampleKind::host_bracket, round, options_.rank, options_.rank, {before, ticks, ticks, wall_clock_ns()});
+        }
+    }
+
+    const tk_host_options options_;  // of its texts only `run`, while it opens
+    const bool is_gpu_;
+    char* memory_ = nullptr;
+    int lock_ = -1;
+    std::mutex mutex_;
+    std::map<std::string, Text> texts_;
+    std::map<std::string, uint32_t> num_launches_;
+};
+
+extern "C" {
+
+tk_host* tk_host_open(const tk_host_options* options) {
+    try {
+        return new tk_host(options);
+    } catch (const std::exception& error) {
+        last_error = std::string("tk_host_open: ") + error.what();
+        return nullptr;
+    }
+}
+
+uint64_t tk_host_launch(tk_host* host, const tk_host_kernel* kernel, uint32_t epoch) {
+    return host ? host->launch(*kernel, epoch) : 0;
+}
+
+void* tk_host_memory(tk_host* host, uint64_t* num_bytes) {
+    *num_bytes = host ? host->header().arena_bytes : 0;
+    return host ? host->place<char>(host->header().arena_offset) : nullptr;
+}
+
+void* tk_host_fault(tk_host* host) {
+    return host ? host->place<char>(host->header().fault_offset) : nullptr;
+}
+
+void tk_host_clock_sample(tk_host* host,
+                          uint32_t round,
+                          uint32_t initiator,
+                          uint32_t responder,
+                          int64_t t0,
+                          int64_t t1,
+                          int64_t t2,
+                          int64_t t3) {
+    const SampleKind kind = initiator == responder ? SampleKind::host_bracket : SampleKind::ping_pong;
+    if (host) host->add(kind, round, initiator, responder, {t0, t1, t2, t3});
+}
+
+void tk_host_close(tk_host* host) {
+    delete host;
+}
+
+const char* tk_host_error(void) {
+    return last_error.c_str();
+}
+}
