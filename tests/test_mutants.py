@@ -72,6 +72,7 @@ ATTACKS = {
         noticed=WITH_TIME_OUT,
     ),
     "barrier": Attack("barriers", ("rank", "threads", "3", "1", "1", "200"), sites("barrier", *FLAGGED)),
+    "far_barrier": Attack("far_ranks", ("barrier", "threads", "100", "SEED"), sites("barrier", *FLAGGED)),
     "grid": Attack(
         "barriers", ("grid", "threads", "1", "3", "2", "100"), sites("grid", "release", "acquire", "acknowledgement")
     ),

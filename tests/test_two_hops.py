@@ -37,6 +37,11 @@ def test_ranks_of_other_nodes_hear_over_the_transport_that_one_gave_up(absent):
     assert TIMEOUT in {fault["cause"] for fault in found}
 
 
+@pytest.mark.parametrize("arguments", [("barrier", "threads", "100"), ("clock", "threads", "100")], ids=str)
+def test_ranks_of_two_nodes_meet_and_compare_clocks_over_the_transport(arguments):
+    assert_right(run_program(program("far_ranks", *TSAN), *arguments, "1"))
+
+
 @pytest.mark.compilers
 def test_words_in_shared_memory_are_ordered_for_the_block_and_many_flags_by_one_fence():
     ptx = compile_sm_90(ROOT / "tests" / "cpp" / "rings.cu")[0].read_text()

@@ -54,7 +54,7 @@ py::array_t<int64_t> clock_ping_pong(const CpuCommunicator& comm,
     {
         py::gil_scoped_release release;
         // The simulated clock counts ns.
-        const ClockPingPongArgs args{
+        const ClockPingPongArgs<CommArgs> args{
             comm.args(), peer, epoch, max_round_trips, duration_ns, round_trips.data(), &count};
         comm.launch(CpuLaunch{}, [&](Warp& warp) {
             if (initiates) {

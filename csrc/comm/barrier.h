@@ -3,6 +3,7 @@
 
 #include "comm/context.h"
 #include "comm/counter.h"
+#include "comm/put.h"
 
 namespace tracekern {
 
@@ -48,16 +49,19 @@ constexpr uint32_t kRankBarrierStage = ~0u;
 
 // All ranks arrive before any goes on; one warp a rank, epoch one larger each time. Release and acquire at system
 // scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
-// this one's, but not the one after, for which it needs that peer.
-template <class Rec>
-TK_DEVICE bool rank_barrier(CommContext<Rec>& context) {
-    const CommArgs& comm = context.comm;
+// this one's, but not the one after, for which it needs that peer. What was put to a peer that a transport reaches may
+// come after the barrier: it has flags of its own.
+template <class Context>
+TK_DEVICE bool rank_barrier(Context& context) {
+    const auto& comm = context.comm;
     const uint32_t set = context.epoch % 2 * kMaxRanks;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_SIGNAL(context.recorder, BarrierEvent::signal_barrier, peer);
-        uint64_t* flag = &comm.control(peer).barrier_flags[set + comm.rank];
-        signal<CommChannel::barrier>(context.warp, flag, context.epoch, 0);
+        with_peer(comm, peer, [&](const auto& to) {
+            const auto flag_in = [&](HeapControl& control) { return &control.barrier_flags[set + comm.rank]; };
+            signal<CommChannel::barrier>(context.warp, control_word(to, flag_in), context.epoch, 0);
+        });
     }
     bool ok = true;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {

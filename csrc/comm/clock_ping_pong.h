@@ -5,8 +5,7 @@
 // middle of a round trip a good estimate. No flag guards a payload here: relaxed order is enough.
 #pragma once
 
-#include "comm/heap.h"
-#include "comm/signal.h"
+#include "comm/put.h"
 
 namespace tracekern {
 
@@ -17,8 +16,9 @@ struct RoundTrip {
     uint64_t received_ticks;
 };
 
+template <class Comm>
 struct ClockPingPongArgs {
-    CommArgs comm;
+    Comm comm;
     uint32_t peer;
     uint32_t epoch;  // the same on both sides, another one each time
     uint32_t max_round_trips;
@@ -45,8 +45,8 @@ TK_DEVICE uint64_t ping_word(uint32_t epoch, uint32_t count) {
 constexpr uint32_t kHardTurns = 1u << 12;
 
 // Returns false when done() stayed false for longer than the communicator's limit, or a rank gave up.
-template <class Done>
-TK_DEVICE bool spin_until(Warp& warp, const CommArgs& comm, Done done) {
+template <class Comm, class Done>
+TK_DEVICE bool spin_until(Warp& warp, const Comm& comm, Done done) {
     for (uint32_t turn = 0; turn < kHardTurns; ++turn) {
         if (done()) return true;
     }
@@ -59,10 +59,10 @@ TK_DEVICE bool spin_until(Warp& warp, const CommArgs& comm, Done done) {
     return true;
 }
 
-// Sends, counts the round trips that came back whole, and tells the responder to stop.
-TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
-    const CommArgs& comm = args.comm;
-    uint64_t* request = &comm.control(args.peer).ping_flags[comm.rank];
+// Sends, counts the round trips that came back whole, and tells the responder to stop. `request` is a word of the peer.
+template <class Comm, class Word>
+TK_DEVICE void initiate_with(Warp& warp, const ClockPingPongArgs<Comm>& args, const Word& request) {
+    const Comm& comm = args.comm;
     const uint64_t* reply = &comm.control(comm.rank).ping_flags[kMaxRanks + args.peer];
     warp.leader([&] {
         uint64_t seen = load_acquire_system(reply);
@@ -71,7 +71,7 @@ TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
         while (count < args.max_round_trips) {
             const uint64_t before = seen;
             const uint64_t sent_ticks = read_clock();
-            store_relaxed_system(request, ping_word(args.epoch, count));
+            store_word(request, ping_word(args.epoch, count));
             if (!spin_until(warp, comm, [&] { return (seen = load_acquire_system(reply)) != before; })) break;
             const uint64_t received_ticks = read_clock_after(seen);
             args.round_trips[count++] = {sent_ticks, seen >> 1, received_ticks};
@@ -79,17 +79,25 @@ TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
             if (first_ticks == 0) first_ticks = received_ticks;
             if (received_ticks - first_ticks > args.duration_ticks) break;
         }
-        store_relaxed_system(request, ping_word(args.epoch, kPingPongStop));
+        store_word(request, ping_word(args.epoch, kPingPongStop));
         *args.num_round_trips = count;
+    });
+}
+
+template <class Comm>
+TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs<Comm>& args) {
+    with_peer(args.comm, args.peer, [&](const auto& to) {
+        const auto request_in = [&](HeapControl& control) { return &control.ping_flags[args.comm.rank]; };
+        initiate_with(warp, args, control_word(to, request_in));
     });
 }
 
 // Answers until it has to stop. A reply is the stamp and, in its lowest bit, the parity of the round trip: two replies
 // in a row differ even within one tick.
-TK_DEVICE void answer_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
-    const CommArgs& comm = args.comm;
+template <class Comm, class Word>
+TK_DEVICE void answer_with(Warp& warp, const ClockPingPongArgs<Comm>& args, const Word& reply) {
+    const Comm& comm = args.comm;
     const uint64_t* request = &comm.control(comm.rank).ping_flags[args.peer];
-    uint64_t* reply = &comm.control(args.peer).ping_flags[kMaxRanks + comm.rank];
     warp.leader([&] {
         for (uint32_t count = 0;; ++count) {
             const uint64_t next = ping_word(args.epoch, count);
@@ -100,8 +108,16 @@ TK_DEVICE void answer_ping_pong(Warp& warp, const ClockPingPongArgs& args) {
                 return seen == next || seen == stop;
             };
             if (!spin_until(warp, comm, arrived) || seen == stop) break;
-            store_relaxed_system(reply, read_clock_after(seen) << 1 | (count & 1));
+            store_word(reply, read_clock_after(seen) << 1 | (count & 1));
         }
+    });
+}
+
+template <class Comm>
+TK_DEVICE void answer_ping_pong(Warp& warp, const ClockPingPongArgs<Comm>& args) {
+    with_peer(args.comm, args.peer, [&](const auto& to) {
+        const auto reply_in = [&](HeapControl& control) { return &control.ping_flags[kMaxRanks + args.comm.rank]; };
+        answer_with(warp, args, control_word(to, reply_in));
     });
 }
 

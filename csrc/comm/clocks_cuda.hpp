@@ -59,7 +59,7 @@ public:
         auto* trips = round_trips_->as<RoundTrip>();
         uint32_t* count = &shared_.as<Shared>()->num_round_trips;
         *count = 0;
-        ClockPingPongArgs args{comm.args(), peer, epoch, max_round_trips, duration_ns, trips, count};
+        ClockPingPongArgs<CommArgs> args{comm.args(), peer, epoch, max_round_trips, duration_ns, trips, count};
         LaunchSize size{1, 1};
         launch_kernel(ping_pong_kernel(initiates), {1, 32, 0, stream_.handle()}, {&args, &size});
         wait();

@@ -6,16 +6,16 @@
 
 namespace tracekern {
 
-template <class Rec>
+template <class Rec, class Comm = CommArgs>
 struct CommContext {
     Warp& warp;
-    const CommArgs& comm;
+    const Comm& comm;
     const uint32_t stage;  // the kernel, counted from CommArgs::first_stage; for fault records
     const uint64_t epoch;  // of the call
     Rec recorder;
 
     TK_DEVICE CommContext(Warp& own_warp,
-                          const CommArgs& own_comm,
+                          const Comm& own_comm,
                           typename Rec::Args trace,
                           uint32_t own_stage,
                           uint32_t role,

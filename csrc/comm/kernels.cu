@@ -30,11 +30,11 @@ TK_RANK_BARRIER(span, RecorderSpan)
 TK_RANK_BARRIER(ring, RecorderRing)
 TK_RANK_BARRIER(cycles, RecorderCycles)
 
-TK_KERNEL initiate_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize size) {
+TK_KERNEL initiate_clock_ping_pong(const ClockPingPongArgs<CommArgs> args, const LaunchSize size) {
     Warp warp(size);
     initiate_ping_pong(warp, args);
 }
-TK_KERNEL answer_clock_ping_pong(const ClockPingPongArgs args, const LaunchSize size) {
+TK_KERNEL answer_clock_ping_pong(const ClockPingPongArgs<CommArgs> args, const LaunchSize size) {
     Warp warp(size);
     answer_ping_pong(warp, args);
 }

@@ -1,0 +1,109 @@
+// What the communicator itself does between nodes, over a transport that shuffles: four ranks of two nodes in one
+// process, those of the other node not mapped.
+//
+//   far_ranks barrier EXECUTOR ROUNDS SEED [OPTION=VALUE...]      every rank writes, all meet, each reads what all
+//   wrote far_ranks clock EXECUTOR TRIPS SEED [OPTION=VALUE...]         rank 0 asks a rank of the other node for its
+//   clock
+//
+// Options: see p2p_stress.cpp. Exit: 0 right, 1 somebody went on too early or a time is wrong, 2 usage, 3 a wait ran
+// out of time.
+#include <thread>
+
+#include "comm/barrier.h"
+#include "comm/clock_ping_pong.h"
+#include "comm/shuffled_transport.hpp"
+#include "stress_cpu.hpp"
+
+using namespace tracekern;
+
+namespace {
+
+constexpr uint32_t kRanks = 4, kRanksPerNode = 2;
+using Comm = RoutedArgs<ShuffledTransport>;
+
+struct Options {
+    CpuLaunch launch;
+    uint32_t rounds;
+    StressOptions stress;
+};
+
+// Returns how many words of other ranks were old.
+uint32_t meet(Warp& warp, const Comm& comm, uint32_t rounds, uint32_t* words) {
+    uint32_t wrong = 0;
+    uint64_t epoch = kFirstEpoch;
+    const auto pass = [&] {
+        CommContext<Recorder<false>, Comm> context(warp, comm, {}, 0, 0, epoch);
+        epoch = next_epoch(epoch);
+        return rank_barrier(context);
+    };
+    for (uint32_t round = 1; round <= rounds; ++round) {
+        words[comm.rank] = round;
+        if (!pass()) break;
+        for (uint32_t peer = 0; peer < kRanks; ++peer) wrong += words[peer] != round;
+        if (!pass()) break;
+    }
+    return wrong;
+}
+
+bool exchange_clocks(Warp& warp, const Comm& comm, uint32_t max_trips) {
+    std::vector<RoundTrip> trips(max_trips);
+    uint32_t count = 0;
+    const uint32_t peer = kRanks - 1 - comm.rank;
+    const ClockPingPongArgs<Comm> args{comm, peer, 7, max_trips, 20'000'000'000, trips.data(), &count};
+    if (comm.rank != 0) {
+        answer_ping_pong(warp, args);
+        return true;
+    }
+    initiate_ping_pong(warp, args);
+    for (const RoundTrip& trip : trips) {
+        if (trip.sent_ticks > trip.answered_ticks || trip.answered_ticks > trip.received_ticks) return false;
+    }
+    return count == max_trips;
+}
+
+int run(const Options& options, bool of_barrier, uint64_t seed) {
+    const StressHeaps heaps(kRanks, sizeof(HeapControl));
+    std::vector<std::unique_ptr<CpuCommunicator>> comms;
+    std::vector<std::unique_ptr<ShuffledTransport>> transports;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+        comms.push_back(std::make_unique<CpuCommunicator>(
+            rank, heaps.node_of(rank, kRanksPerNode), options.stress.timeout_ns, heaps.clock));
+        transports.push_back(std::make_unique<ShuffledTransport>(heaps.addresses, seed * kRanks + rank));
+    }
+    uint32_t words[kRanks] = {};
+    std::vector<int> exits(kRanks);
+    const auto run_rank = [&](uint32_t rank) {
+        const Comm comm{comms[rank]->args(), transports[rank].get(), kRanksPerNode};
+        comms[rank]->launch(options.launch, [&](Warp& warp) {
+            exits[rank] = of_barrier ? meet(warp, comm, options.rounds, words) != 0
+                                     : !exchange_clocks(warp, comm, options.rounds);
+        });
+        if (!exits[rank] && comms[rank]->failed()) exits[rank] = report_fault(comms[rank]->fault(), "barrier");
+    };
+    {
+        std::vector<std::jthread> ranks;
+        for (uint32_t rank = 0; rank < kRanks; ++rank) {
+            const bool takes_part = of_barrier || rank == 0 || rank == kRanks - 1;
+            if (takes_part && rank != options.stress.absent) ranks.emplace_back(run_rank, rank);
+        }
+    }
+    return *std::max_element(exits.begin(), exits.end());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 5) {
+        std::fprintf(stderr, "usage: see the head of far_ranks.cpp\n");
+        return 2;
+    }
+    Options options{};
+    const bool of_barrier = choose(argv[1], std::initializer_list<const char*>{"barrier", "clock"}) == 0;
+    options.launch.executor =
+        static_cast<CpuExecutor>(choose(argv[2], std::initializer_list<const char*>{"fibers", "threads"}));
+    options.rounds = StressOptions::number(argv[3]);
+    options.stress = StressOptions::parse(argc - 5, argv + 5, cpu_setters());
+    const int code = run(options, of_barrier, StressOptions::number(argv[4]));
+    if (code == 0) std::puts("ok");
+    return code;
+}
