@@ -110,8 +110,22 @@ def test_the_page_on_libraries_compiles(tmp_path):
     source = tmp_path / "library.cu"
     source.write_text("\n".join(re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)) + used)
     flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-c", source, "-o", tmp_path / "library.o")
-    done = subprocess.run([*NVCC, *flags], capture_output=True, text=True)
+    oldest = [flag.replace("c++20", "c++17") for flag in NVCC]  # the page says that it is enough
+    done = subprocess.run([*oldest, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_on_cpu_kernels_runs(tmp_path):
+    require("g++")
+    page = (ROOT / "docs" / "cpu_kernels.md").read_text()
+    (kernel,) = re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "pairs.cpp").write_text(kernel)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    timeline = load([tmp_path / "pairs-capture"])
+    assert timeline.problems == ()
+    assert len(timeline.flows) == len(timeline.rows_of("wait_row")) == (3 + 1) * 20
+    assert len(timeline.rows_of("wait_block")) == (3 + 1) * 2
 
 
 def test_the_guide_shows_the_example_as_it_is():
