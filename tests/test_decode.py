@@ -339,6 +339,7 @@ def test_a_dump_without_launches_decodes_to_nothing(tmp_path: Path):
         ),
         ({"channel": "token"}, "'name data|credit|count|barrier|group|grid key-fields'"),
         ({"channel": "token data place"}, "channel key 'place' is no field"),
+        ({"channel": "token credit slot initial=8"}, "initial=NUMBER stands before the key"),
     ],
 )
 def test_a_bad_event_table_is_refused(change: dict[str, str], message: str):

@@ -47,6 +47,8 @@ def compile_table(directory: Path, *flags: str, **changes: str) -> subprocess.Co
         ({"channel": "row data raw"}, "the channel of wait_row: wanted"),
         ({"channel": "row"}, "the channel of wait_row: wanted"),
         ({"channel": " "}, "the channel of wait_row: wanted"),
+        ({"channel": "row count row initial=8"}, "of credit and count first initial=NUMBER"),
+        ({"channel": "row credit initial=8 initial=8"}, "of credit and count first initial=NUMBER"),
         ({"begin": "peer:10 row"}, "the fields of wait_row: wanted"),
         ({"begin": "peer:10 row:0"}, "the fields of wait_row: wanted"),
         ({"end": "seen:4294967297"}, "the fields of wait_row: wanted"),

@@ -115,6 +115,19 @@ def test_the_page_on_libraries_compiles(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_page_on_cpu_kernels_runs(tmp_path):
+    require("g++")
+    page = (ROOT / "docs" / "cpu_kernels.md").read_text()
+    (kernel,) = re.findall(r"```cpp\n(.*?)```", page, re.DOTALL)
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "pairs.cpp").write_text(kernel)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
+    timeline = load([tmp_path / "pairs-capture"])
+    assert timeline.problems == ()
+    assert len(timeline.flows) == len(timeline.rows_of("wait_row")) == (3 + 1) * 20
+    assert len(timeline.rows_of("wait_block")) == (3 + 1) * 2
+
+
 def test_the_guide_shows_the_example_as_it_is():
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
     kernel = (EXAMPLE / "my_kernel.cpp").read_text() + (EXTENSION / "square.cu").read_text()

@@ -122,8 +122,9 @@ constexpr bool is_channel(std::string_view channel, std::string_view begin_field
     const std::string_view kind = take_word(channel);
     const bool has_levels = kind == "credit" || kind == "count";
     if (!has_levels && kind != "data" && kind != "barrier" && kind != "group" && kind != "grid") return false;
-    for (std::string_view key = take_word(channel); !key.empty(); key = take_word(channel)) {
-        if (has_levels && is_initial(key)) continue;
+    std::string_view key = take_word(channel);
+    if (has_levels && is_initial(key)) key = take_word(channel);
+    for (; !key.empty(); key = take_word(channel)) {
         if (!has_field(begin_fields, key) && !has_field(end_fields, key)) return false;
     }
     return true;
@@ -179,7 +180,8 @@ std::string describe_events() {
     static_assert(::tracekern::is_channel(channel, begin_fields, end_fields),                                      \
                   "the channel of " #name                                                                          \
                   ": wanted \"\" or \"name kind key-fields\"; kind: data, count, credit, barrier, group or "       \
-                  "grid; keys: fields");                                                                           \
+                  "grid; keys: fields, of credit and count first initial=NUMBER where the count does not begin "   \
+                  "at 0");                                                                                         \
     static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=       \
                       ::tracekern::kPayloadBits,                                                                   \
                   "the fields of " #name " need more than 55 bits together");                                      \

@@ -118,6 +118,10 @@ def _parse_channel(where: str, text: str, fields: list[str]) -> tuple[str, str, 
             raise BadInput(f"{where}: channel {text[:60]!r}, wanted initial=NUMBER; fix the table")
         initial = number
     missing = [field for field in key if field not in fields]
+    if missing and missing[0].startswith(_INITIAL):
+        raise BadInput(
+            f"{where}: channel {text[:60]!r}: initial=NUMBER stands before the key, of credit and count; fix the table"
+        )
     if missing:
         raise BadInput(f"{where}: channel key {missing[0][:40]!r} is no field; fix the table")
     return name, kind, key, initial

@@ -55,7 +55,7 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
         found.append((signal, wait))
         problems += _unmatched(timeline, ends, wait)
         problems += ends.duplicates(timeline)
-        problems += _backwards(timeline, channel.name, signal, wait)
+        problems += _backwards(timeline, channel, signal, wait)
     if not found:
         return Flows(), ()
     signal, wait = (np.concatenate(column) for column in zip(*found, strict=True))
@@ -375,7 +375,7 @@ def _lead(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, npt.ND
     return early, slack
 
 
-def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> list[Problem]:
+def _backwards(timeline: Timeline, channel: Channel, signal: Int64, wait: Int64) -> list[Problem]:
     """Waits that ended before their signal began, by more than the clocks of both ranks leave open."""
     early, slack = _lead(timeline, signal, wait)
     wrong = np.flatnonzero(early > slack)
@@ -385,7 +385,9 @@ def _backwards(timeline: Timeline, channel: str, signal: Int64, wait: Int64) -> 
     track = int(timeline.spans.track[wait[worst]])
     source, destination = (timeline.tracks[idx].rank for idx in (timeline.spans.track[signal[worst]], track))
     text = (
-        f"channel {channel}: {how_many(len(wrong), 'wait')} over before the signal began; worst by "
+        f"channel {channel.name}: {how_many(len(wrong), 'wait')} over before the signal began; worst by "
         f"{duration(int(early[worst]))}, from rank {source} to {destination}, clocks allow {duration(slack[worst])}"
     )
+    if channel.kind.has_levels:
+        text += "; do `value` and `wanted` count from the same 0?"
     return [Problem("error", "backwards_flow", destination, track, text, len(wrong))]
