@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tracekern import _C
-from tracekern.dump.fault import FAULT_RECORD, INTERRUPTED, describe_fault, parse_fault
+from tracekern.dump.fault import FAULT_RECORD, FIRST_FAULT_RECORD, INTERRUPTED, describe_fault, parse_fault
 from tracekern.moe.low_latency.settings import FAULT_SLOTS, FAULT_VALUES
 from tracekern.moe.p2p.pipeline import FAULT_VALUES as P2P_VALUES
 
@@ -37,8 +37,16 @@ NAMES = {
 }
 
 
-def told(wanted: int, seen: int, value: int = 0, stage: int = 0, channel: int = 3, **fields: int) -> str:
-    record = np.zeros(1, FAULT_RECORD)
+def told(
+    wanted: int,
+    seen: int,
+    value: int = 0,
+    stage: int = 0,
+    channel: int = 3,
+    layout: np.dtype[np.void] = FAULT_RECORD,
+    **fields: int,
+) -> str:
+    record = np.zeros(1, layout)
     given = {"cause": 1, "peer": 1, "waited_ns": 5 * 10**8, "stage": stage, "channel": channel, **fields}
     for name, number in {**given, "wanted_epoch": wanted, "seen_epoch": seen, "seen_value": value}.items():
         record[name] = number % (1 << 32)
@@ -74,3 +82,17 @@ def test_blocks_that_did_not_come_are_counted():
 def test_who_comes_after_another_one_gave_up_has_waited_for_nobody(bits: int, why: str):
     text = told(4, 1, channel=1, peer=0, cause=2, aborted_by=2 | bits, waited_ns=0)
     assert text.endswith(f"block 0 warp 0 stopped before it waited for anything: rank 1 {why} before")
+
+
+def test_a_wait_in_a_ring_tells_where_the_ring_stood():
+    ring = {"version": 2, "wanted_value": 9, "role": 4, "ring": 1, "head": 4, "tail": 8}
+    text = told(FIRST + 1, FIRST + 1, 5, slot=0, **ring)
+    assert "wanted 9 of call 2, has 5 tokens of call 2; ring 0 of role 3 is at head 4, tail 8;" in text
+    never = told(FIRST, NEVER, 0, slot=0, **ring)
+    assert "wanted 9 of call 1, nothing has come; ring 0 of role 3 is at head 4, tail 8;" in never
+
+
+def test_records_from_before_they_had_a_version_are_read():
+    assert FIRST_FAULT_RECORD.itemsize == 64
+    fields = {"wanted": FIRST + 2, "seen": FIRST, "value": 3, "slot": 1}
+    assert told(**fields, layout=FIRST_FAULT_RECORD) == told(**fields)

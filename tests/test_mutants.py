@@ -63,7 +63,7 @@ ATTACKS = {
     "dedup_ack": Attack("p2p_stress", ("pipelined", *EMPTY[1:]), sites("ack", *RELAXED), SLOW, WITH_TIME_OUT),
     "two_hops": Attack(
         "rings",
-        ("threads", "2", "2", "1", "20", "60", "SEED"),
+        ("threads", "2", "2", "1", "20", "30", "SEED"),
         sites("arrival", *COUNTED)
         + sites("credit", *COUNTED, "maximum")
         + sites("taken", *COUNTED)

@@ -49,6 +49,17 @@ def segment() -> Iterator[SegmentWriter]:
     segment.close()
 
 
+def test_a_fault_in_a_segment_from_before_it_had_a_version_is_packed(segment: SegmentWriter, tmp_path: Path):
+    segment.header["fault_bytes"] = 0
+    assert segment.fault_record.nbytes == 64
+    for field, number in {"cause": 1, "rank": 0, "peer": 1, "waited_ns": 10**9}.items():
+        segment.fault_record[field] = number
+    segment._bytes[int(segment.header["fault_offset"]) + 64 :][:64] = 0xFF  # was the arena
+    write_dump(tmp_path / "dump", segment)
+    fault = read_dump(tmp_path / "dump").metadata["fault"]
+    assert (fault["peer"], "ring" in fault) == (1, False)
+
+
 def test_the_descriptor_leads_to_zeroed_aligned_memory_of_its_own(segment: SegmentWriter):
     addresses = [reserve_launch(segment, plan(stream=-1, epoch=(1 << 32) + 3)) for _ in range(2)]
     first, second = (memory(address, fmt.LAUNCH_DESCRIPTOR)[0] for address in addresses if address)

@@ -16,7 +16,7 @@ TIMEOUT = "1"  # FaultCause: its own time ran out
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_two_hops_have_no_race_whatever_order_puts_come_in(seed):
-    assert_right(run_program(program("rings", *TSAN), "threads", "2", "2", "1", "20", "60", str(seed)))
+    assert_right(run_program(program("rings", *TSAN), "threads", "2", "2", "1", "20", "30", str(seed)))
 
 
 @pytest.mark.parametrize(("nodes", "locals_", "channels"), [(1, 1, 1), (1, 3, 2), (3, 1, 2), (4, 4, 1)])

@@ -76,6 +76,12 @@ py::dict fault_record_offsets() {
     offsets["waited_ns"] = offsetof(FaultRecord, waited_ticks);  // ticks of both backends are ns
     offsets["aborted_by"] = offsetof(FaultRecord, aborted_by);
     offsets["on_timeout"] = offsetof(FaultRecord, on_timeout);
+    offsets["version"] = offsetof(FaultRecord, version);
+    offsets["wanted_value"] = offsetof(FaultRecord, wanted_value);
+    offsets["role"] = offsetof(FaultRecord, role);
+    offsets["ring"] = offsetof(FaultRecord, ring);
+    offsets["head"] = offsetof(FaultRecord, head);
+    offsets["tail"] = offsetof(FaultRecord, tail);
     return offsets;
 }
 

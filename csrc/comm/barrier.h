@@ -31,7 +31,8 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
     // fault the host would take what is there for a result.
     const WaitFor blocks{stage, comm.rank, 0};
     const uint32_t channel = channel_number(CommChannel::grid);
-    leave_fault(warp, comm, {FaultCause::peer_aborted, channel, blocks, 0, 0, 0, warp.block, warp.warp});
+    leave_fault(
+        warp, comm, GivenUp<WaitFor>{FaultCause::peer_aborted, channel, blocks, 0, 0, 0, warp.block, warp.warp});
     return false;
 }
 

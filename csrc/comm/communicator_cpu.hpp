@@ -52,6 +52,7 @@ public:
         memset(&control, 0, sizeof(control));
         for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
         memset(args_.fault, 0, sizeof(FaultRecord));
+        args_.fault->version = kFaultVersion;
         barrier_epoch_ = kFirstEpoch;
     }
 

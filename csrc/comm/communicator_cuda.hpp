@@ -86,6 +86,7 @@ public:
         for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
         copy_to_device(args_.heap[args_.rank], bytes.data(), bytes.size());
         memset(args_.fault, 0, sizeof(FaultRecord));
+        args_.fault->version = kFaultVersion;
         barrier_epoch_ = kFirstEpoch;
     }
 

@@ -16,6 +16,9 @@ inline constexpr const char* kOnTimeoutNames[] = {"raise", "trap"};
 // Beside the rank in aborted_by: it gave up because its process was interrupted, not because of a wait.
 inline constexpr uint32_t kInterrupted = 1u << 31;
 
+// Of the record's second half, which the host writes beforehand; 0: there is none, as before there were versions.
+inline constexpr uint32_t kFaultVersion = 2;
+
 struct alignas(64) FaultRecord {
     uint32_t claimed;  // set once by the warp that writes the record
     uint32_t cause;    // FaultCause, stored last: the record is whole
@@ -32,7 +35,14 @@ struct alignas(64) FaultRecord {
     uint64_t waited_ticks;
     uint32_t aborted_by;  // rank + 1 of the first that gave up, as far as this rank knows; perhaps with kInterrupted
     uint32_t on_timeout;  // OnTimeout
+    // Of waits for a position in a ring; all else leaves zeros.
+    uint32_t version;
+    uint32_t wanted_value;
+    uint32_t role;  // of the warp, and its ring: counted from 1, 0 is no ring
+    uint32_t ring;
+    uint32_t head, tail;  // of that ring, as far as the warp knows them
+    uint32_t unused[10];
 };
-static_assert(sizeof(FaultRecord) == 64, "FaultRecord is read by the host");
+static_assert(sizeof(FaultRecord) == 128, "FaultRecord is read by the host");
 
 }  // namespace tracekern

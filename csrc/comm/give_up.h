@@ -16,11 +16,20 @@ struct WaitFor {
     uint32_t slot;
 };
 
-// What a wait that gives up has to say.
+// The same for a wait for a position in a ring. A role may have several, with one peer or with many.
+struct RingWait : WaitFor {
+    uint32_t role = 0;
+    uint32_t ring = 0;
+    uint32_t head = 0, tail = 0;  // of the ring, as far as the warp knows them
+    uint32_t least = 0;           // set by the wait
+};
+
+// What a wait that gives up has to say. For: WaitFor or RingWait.
+template <class For>
 struct GivenUp {
     FaultCause cause;
     uint32_t channel;
-    WaitFor wait_for;
+    For wait_for;
     uint64_t wanted_epoch;
     uint64_t seen;  // the flag
     uint64_t waited_ticks;
@@ -40,6 +49,15 @@ TK_DEVICE void tell_abort(const TransportPeer<Transport>& to, uint32_t aborted_b
     to.put({0, 0, nullptr, 0, offsetof(HeapControl, abort), 1, 4, false, true});
 }
 
+TK_DEVICE void describe_ring(FaultRecord&, const WaitFor&) {}
+TK_DEVICE void describe_ring(FaultRecord& fault, const RingWait& wait_for) {
+    fault.wanted_value = wait_for.least;
+    fault.role = wait_for.role + 1;
+    fault.ring = wait_for.ring + 1;
+    fault.head = wait_for.head;
+    fault.tail = wait_for.tail;
+}
+
 // Writes the fault record if there is none yet, and makes every rank give up. Every lane that gives up calls it, since
 // others of its warp may have seen what they waited for; `claimed` lets one lane write, which learns that it did. A
 // function of its own: it would be a quarter of the code of a kernel that waits in many places.
@@ -47,8 +65,8 @@ TK_DEVICE void tell_abort(const TransportPeer<Transport>& to, uint32_t aborted_b
 // The own abort word comes before all else, whoever claimed the record and whatever aborted_by says: the next to look
 // on this rank must not miss it, and the peer that stored aborted_by may have ended before it stored the other word.
 // But behind the claim: a warp that sees the word must not take the record from the one that knows the cause.
-template <class Comm>
-TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp given_up) {
+template <class Comm, class For>
+TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp<For> given_up) {
     const bool claims = claim_report(comm.fault);
     store_release_system(&comm.control(comm.rank).abort, 1u);
     if (!claims) return false;
@@ -65,6 +83,7 @@ TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp given_up) {
     fault.seen_value = flag_value(given_up.seen);
     fault.waited_ticks = given_up.waited_ticks;
     fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
+    describe_ring(fault, given_up.wait_for);
     const uint32_t known = load_relaxed_system(&comm.control(comm.rank).aborted_by);
     const uint32_t aborted_by = known ? known : comm.rank + 1;
     fault.aborted_by = aborted_by;
@@ -76,8 +95,8 @@ TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp given_up) {
 }
 
 // The same, and ends the device where the communicator asks for that.
-template <class Comm>
-TK_DEVICE void leave_fault(const Warp& warp, const Comm& comm, const GivenUp& given_up) {
+template <class Comm, class For>
+TK_DEVICE void leave_fault(const Warp& warp, const Comm& comm, const GivenUp<For>& given_up) {
     if (raise_fault(comm, given_up) && comm.on_timeout == OnTimeout::trap) warp.trap();
 }
 
@@ -107,11 +126,11 @@ TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
 // is over has 16 turns more: it may have been stopped itself, by a debugger say, while what it waits for came. One for
 // this rank itself has an eighth more time: what it waits for may wait for another rank, and that one is to be named.
 // started: the caller's, 0 at first; its lowest bit marks those turns.
-template <class Comm>
+template <class Comm, class For>
 TK_DEVICE bool should_give_up(const Warp& warp,
                               const Comm& comm,
                               uint32_t channel,
-                              const WaitFor& wait_for,
+                              const For& wait_for,
                               uint32_t spins,
                               uint64_t wanted_epoch,
                               uint64_t seen,
@@ -127,7 +146,8 @@ TK_DEVICE bool should_give_up(const Warp& warp,
         return false;
     }
     const FaultCause cause = aborted ? FaultCause::peer_aborted : FaultCause::timeout;
-    leave_fault(warp, comm, {cause, channel, wait_for, wanted_epoch, seen, now - started, warp.block, warp.warp});
+    const GivenUp<For> given_up{cause, channel, wait_for, wanted_epoch, seen, now - started, warp.block, warp.warp};
+    leave_fault(warp, comm, given_up);
     return true;
 }
 

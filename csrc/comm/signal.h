@@ -120,10 +120,10 @@ TK_DEVICE uint64_t glance_at(const uint64_t* flag) {
     }
 }
 
-// Waits until *flag carries `epoch` and a value of at least `least`; returns the value that came.
-template <auto kChannel, Scope kScope = Scope::ranks, class Comm>
+// Waits for wait_at_least() and wait(); For: RingWait or WaitFor.
+template <auto kChannel, Scope kScope, class Comm, class For>
 TK_DEVICE WaitResult
-wait_at_least(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, uint32_t least, WaitFor wait_for) {
+wait_until(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, uint32_t least, const For& wait_for) {
     perturb(warp);
     uint64_t started = 0;
     bool ok = true;
@@ -142,10 +142,18 @@ wait_at_least(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch
     return {ok, flag_value(seen)};
 }
 
+// Waits until *flag carries `epoch` and a value of at least `least`; returns the value that came.
+template <auto kChannel, Scope kScope = Scope::ranks, class Comm>
+TK_DEVICE WaitResult
+wait_at_least(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, uint32_t least, RingWait wait_for) {
+    wait_for.least = least;
+    return wait_until<kChannel, kScope>(warp, comm, flag, epoch, least, wait_for);
+}
+
 // Waits until *flag carries `epoch`.
 template <auto kChannel, class Comm>
 TK_DEVICE WaitResult wait(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, WaitFor wait_for) {
-    return wait_at_least<kChannel>(warp, comm, flag, epoch, 0, wait_for);
+    return wait_until<kChannel, Scope::ranks>(warp, comm, flag, epoch, 0, wait_for);
 }
 
 struct Arrived {
@@ -153,13 +161,16 @@ struct Arrived {
     PerLane<uint32_t> value;  // of the flags of these lanes
 };
 
-// Waits until one of several flags carries `epoch` and a value of at least least_of(lane): those of the lanes in
-// `lanes`, of the first 32, a flag each. Returns the lanes whose flag does. `wait_for` names what the first of them
-// waits for. Every lane may then read the payload of all that are returned: each lane acquires its flag, and sync()
-// orders that before what the others do.
-template <auto kChannel, Scope kScope = Scope::ranks, class Comm, class FlagOf, class LeastOf>
-TK_DEVICE Arrived wait_any_at_least(
-    Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t epoch, LeastOf least_of, WaitFor wait_for) {
+// Waits for wait_any_at_least() and wait_any(). Every lane may then read the payload of all that are returned: each
+// lane acquires its flag, and sync() orders that before what the others do.
+template <auto kChannel, Scope kScope, class Comm, class FlagOf, class LeastOf, class For>
+TK_DEVICE Arrived wait_until_any(Warp& warp,
+                                 const Comm& comm,
+                                 uint32_t lanes,
+                                 FlagOf flag_of,
+                                 uint64_t epoch,
+                                 LeastOf least_of,
+                                 const For& wait_for) {
     const auto look = [&](auto load) {
         return warp.lanes([&](int lane) { return lane < 32 && lanes >> lane & 1 ? load(flag_of(lane)) : uint64_t{0}; });
     };
@@ -192,12 +203,23 @@ TK_DEVICE Arrived wait_any_at_least(
     return {arrived, warp.lanes([&](int lane) { return flag_value(seen[lane]); })};
 }
 
-// Waits until one of several flags carries `epoch`; returns the lanes whose flag does, 0: gave up.
+// Waits until one of several flags carries `epoch` and a value of at least least_of(lane): those of the lanes in
+// `lanes`, of the first 32, a flag each. Returns the lanes whose flag does. `wait_for` names what the first of them
+// waits for.
+template <auto kChannel, Scope kScope = Scope::ranks, class Comm, class FlagOf, class LeastOf>
+TK_DEVICE Arrived wait_any_at_least(
+    Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t epoch, LeastOf least_of, RingWait wait_for) {
+    const auto least = warp.lanes([&](int lane) { return lane < 32 && lanes >> lane & 1 ? least_of(lane) : 0u; });
+    wait_for.least = warp.shuffle(least, static_cast<int>(first_bit(lanes)));
+    return wait_until_any<kChannel, kScope>(warp, comm, lanes, flag_of, epoch, least_of, wait_for);
+}
+
+// Waits until one of several flags carries `epoch`; returns the lanes whose flag does, 0: gave up. `wait_for` as above.
 template <auto kChannel, class Comm, class FlagOf>
 TK_DEVICE uint32_t
 wait_any(Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t epoch, WaitFor wait_for) {
     const auto any_value = [](int) { return 0u; };
-    return wait_any_at_least<kChannel>(warp, comm, lanes, flag_of, epoch, any_value, wait_for).lanes;
+    return wait_until_any<kChannel, Scope::ranks>(warp, comm, lanes, flag_of, epoch, any_value, wait_for).lanes;
 }
 
 // Waits until each of `count` neighbouring flags carries `epoch`, or or_epoch where one is given: a flag may go on to

@@ -36,12 +36,6 @@ inline DriverVersions driver_versions() {
     return versions;
 }
 
-inline int driver_attribute(CUdevice_attribute attribute, int device) {
-    int value = 0;
-    TK_CUDA(TK_DRIVER(cuDeviceGetAttribute)(&value, attribute, device));
-    return value;
-}
-
 // 32 hexadecimal digits.
 inline std::string device_uuid(int device) {
     cudaDeviceProp properties;

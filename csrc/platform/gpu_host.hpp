@@ -281,6 +281,12 @@ private:
     const StreamEvent start_{cudaEventDefault}, stop_{cudaEventDefault};
 };
 
+inline int driver_attribute(CUdevice_attribute attribute, int device) {
+    int value = 0;
+    TK_CUDA(TK_DRIVER(cuDeviceGetAttribute)(&value, attribute, device));
+    return value;
+}
+
 // Device memory that other processes map by a file descriptor. Each rank exports its part and imports everybody else's.
 class ShareableMemory {
 public:
@@ -338,6 +344,9 @@ private:
         properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
         properties.location.id = current_device();
+        // So that a network card can reach the heap.
+        constexpr auto kCanBeReached = CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        properties.allocFlags.gpuDirectRDMACapable = driver_attribute(kCanBeReached, properties.location.id) != 0;
         return properties;
     }
     static uint64_t granularity() {

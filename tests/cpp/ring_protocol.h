@@ -122,7 +122,9 @@ struct RingContext {
     const uint64_t epoch;
 
     TK_DEVICE RingMemory& own() const { return args.own(call.channel); }
-    TK_DEVICE WaitFor whom(uint32_t role, uint32_t peer) const { return {role, peer, call.channel}; }
+    TK_DEVICE RingWait whom(uint32_t role, uint32_t peer, uint32_t head = 0, uint32_t tail = 0) const {
+        return {{0, peer, call.channel}, role, call.channel, head, tail};
+    }
 };
 
 // ---- send ----
@@ -150,7 +152,7 @@ TK_DEVICE bool send_to_node(const RingContext<Comm>& context, uint32_t node) {
     RingMemory& own = context.own();
     const uint32_t peer = args.rank_at(node, args.local());
     const auto wait_credit = [&](uint32_t chunks) {
-        const WaitFor whom = context.whom(kSend, peer);
+        const RingWait whom = context.whom(kSend, peer);
         return wait_at_least<RingChannel::credit>(warp, args.comm, &own.credit[node], context.epoch, chunks, whom).ok;
     };
     const uint32_t num_tokens = context.call.num_tokens(args.comm.rank, node, args.max_tokens);
@@ -191,8 +193,8 @@ TK_DEVICE bool forward_token(const RingContext<Comm>& context,
     RingMemory& own = context.own();
     const uint32_t peer = args.rank_at(args.node(), local);
     if (position >= kSlots) {
-        const WaitFor whom = context.whom(kFirstForwarder, peer);
         const uint32_t read = position + 1 - kSlots;
+        const RingWait whom = context.whom(kFirstForwarder, peer, read - 1, position);
         if (!wait_at_least<RingChannel::head>(context.warp, args.comm, &own.head[local], context.epoch, read, whom)
                  .ok) {
             return false;
@@ -228,7 +230,7 @@ TK_DEVICE bool ring_forward(const RingContext<Comm>& context, uint32_t local) {
     auto next = warp.lanes([](int) { return 0u; });  // chunk of each source
     uint32_t position = 0;
     for (uint32_t left = (1u << args.num_nodes) - 1; left;) {
-        const WaitFor whom = context.whom(kFirstForwarder, args.rank_at(first_bit(left), args.local()));
+        const RingWait whom = context.whom(kFirstForwarder, args.rank_at(first_bit(left), args.local()));
         const auto flag_of = [&](int lane) { return &own.arrival[lane][next[lane] % kChunks]; };
         const auto least_of = [&](int lane) { return next[lane] + 1; };
         const Arrived came =
@@ -248,7 +250,7 @@ TK_DEVICE bool ring_forward(const RingContext<Comm>& context, uint32_t local) {
     }
     const RingToken end{args.comm.rank, 0, local, 1, {}};
     if (!forward_token(context, local, end, position)) return false;
-    const WaitFor whom = context.whom(kFirstForwarder, args.rank_at(args.node(), local));
+    const RingWait whom = context.whom(kFirstForwarder, args.rank_at(args.node(), local));
     return wait_at_least<RingChannel::head>(warp, args.comm, &own.head[local], context.epoch, position, whom).ok;
 }
 
@@ -262,7 +264,7 @@ TK_DEVICE bool ring_coordinate(const RingContext<Comm>& context) {
     auto done = warp.lanes([](int) { return 0u; });  // chunks
     uint32_t given_back[kMaxNodes] = {};
     for (uint32_t left = (1u << num_nodes * args.num_locals) - 1; left;) {
-        const WaitFor whom = context.whom(kCoordinate, args.comm.rank);
+        const RingWait whom = context.whom(kCoordinate, args.comm.rank);
         const auto flag_of = [&](int lane) { return &warp.template shared<RingShared>().taken[lane]; };
         const auto least_of = [&](int lane) { return 2 * (done[lane] + 1); };
         const Arrived came = wait_any_at_least<RingChannel::taken, Scope::block>(
@@ -318,7 +320,7 @@ TK_DEVICE bool ring_receive(const RingContext<Comm>& context) {
     RingReceipt receipt{};
     auto read = warp.lanes([](int) { return 0u; });  // tokens of each ring
     for (uint32_t left = (1u << args.num_locals) - 1; left;) {
-        const WaitFor whom = context.whom(kReceive, args.rank_at(args.node(), first_bit(left)));
+        const RingWait whom = context.whom(kReceive, args.rank_at(args.node(), first_bit(left)));
         const auto flag_of = [&](int lane) { return &own.tail[lane]; };
         const auto least_of = [&](int lane) { return read[lane] + 1; };
         const Arrived came =

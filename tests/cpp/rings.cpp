@@ -73,7 +73,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, ShuffledTransport& t
     args.token_bytes = sizeof(RingToken);
     args.receipts = receipts.data();
     comm.launch(options.launch, [&](Warp& warp) { run_rings(warp, args); });
-    if (comm.failed()) return report_fault(comm.fault(), kRingRoleNames[comm.fault().stage]);
+    if (comm.failed()) return report_fault(comm.fault(), kRingRoleNames[comm.fault().role - 1]);
     for (uint32_t channel = 0; channel < options.launch.num_blocks; ++channel) {
         for (uint32_t call = 0; call < options.num_calls; ++call) {
             const RingReceipt& receipt = receipts[channel * options.num_calls + call];

@@ -9,26 +9,36 @@ import numpy as np
 
 from tracekern.formatting import count, duration
 
-FAULT_RECORD = np.dtype(
-    [
-        ("claimed", "<u4"),
-        ("cause", "<u4"),
-        ("stage", "<u4"),
-        ("channel", "<u4"),
-        ("rank", "<u4"),
-        ("peer", "<u4"),
-        ("block", "<u4"),
-        ("warp", "<u4"),
-        ("slot", "<u4"),
-        ("wanted_epoch", "<u4"),
-        ("seen_epoch", "<u4"),
-        ("seen_value", "<u4"),
-        ("waited_ns", "<u8"),
-        ("aborted_by", "<u4"),
-        ("on_timeout", "<u4"),
-    ]
-)
+_FIRST_HALF = [
+    ("claimed", "<u4"),
+    ("cause", "<u4"),
+    ("stage", "<u4"),
+    ("channel", "<u4"),
+    ("rank", "<u4"),
+    ("peer", "<u4"),
+    ("block", "<u4"),
+    ("warp", "<u4"),
+    ("slot", "<u4"),
+    ("wanted_epoch", "<u4"),
+    ("seen_epoch", "<u4"),
+    ("seen_value", "<u4"),
+    ("waited_ns", "<u8"),
+    ("aborted_by", "<u4"),
+    ("on_timeout", "<u4"),
+]
+_SECOND_HALF = [
+    ("version", "<u4"),
+    ("wanted_value", "<u4"),
+    ("role", "<u4"),
+    ("ring", "<u4"),
+    ("head", "<u4"),
+    ("tail", "<u4"),
+    ("unused", "V40"),
+]
+FAULT_RECORD = np.dtype(_FIRST_HALF + _SECOND_HALF)
 """Layout of a fault record. waited_ns holds clock ticks, which are ns on both backends."""
+FIRST_FAULT_RECORD = np.dtype(_FIRST_HALF)
+"""Its layout before it had a version."""
 
 INTERRUPTED = 1 << 31
 """Beside the rank in aborted_by: it was interrupted, such as by Ctrl-C."""
@@ -36,19 +46,22 @@ FLAG_VALUE_BITS = 24
 _CAUSES = ("", "timeout", "peer_aborted")
 _ON_TIMEOUT = ("raise", "trap")
 _COUNTS = ("rank", "peer", "block", "warp", "slot", "wanted_epoch", "seen_epoch", "seen_value", "waited_ns")
+_RING_COUNTS = ("wanted_value", "head", "tail")
 _GRID = "grid"
 """The communicator's channel for the blocks of a kernel: its slot says how many have not come."""
 
 
 def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
-    """Parses the record in 64 bytes and names its numbers. Returns None if there is no fault.
+    """Parses a record, of this version or the first, and names its numbers. Returns None if there is no fault.
+
+    Of a wait for a position in a ring there are also wanted_value, role and ring (numbers from 0), head and tail.
 
     names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels and "first_epoch"
     is the epoch of its first barrier. "kernels" has one entry for each user of the communicator: "first_stage";
     "stages", the user's kernels; "channels", which are numbered after the communicator's; and it may have "slots",
     "values" and "first_epoch" (Communicator.add_kernels()).
     """
-    record = np.frombuffer(raw, FAULT_RECORD)[0]
+    record = np.frombuffer(raw.ljust(FAULT_RECORD.itemsize, b"\0"), FAULT_RECORD)[0]
     cause = int(record["cause"])
     if not 0 < cause < len(_CAUSES):
         return None
@@ -71,6 +84,7 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
         **({"slot_name": slot_name} if slot_name else {}),
         **{key: int(record[key]) for key in _COUNTS},
         **_decode_flags(record, channel, user),
+        **_decode_ring(record),
         "aborted_by": (aborted_by & ~INTERRUPTED) - 1,
         "was_interrupted": bool(aborted_by & INTERRUPTED),
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
@@ -94,6 +108,13 @@ def _decode_flags(record: Any, channel: str, user: dict[str, Any]) -> dict[str, 
         decoded["value_name"] = name.removeprefix("~")
         decoded["value"] = ~value % (1 << FLAG_VALUE_BITS) if name.startswith("~") else value
     return decoded
+
+
+def _decode_ring(record: Any) -> dict[str, int]:
+    if not record["version"] or not record["ring"]:
+        return {}
+    counted_from_1 = {key: int(record[key]) - 1 for key in ("role", "ring")}
+    return {**counted_from_1, **{key: int(record[key]) for key in _RING_COUNTS}}
 
 
 def describe_fault(fault: dict[str, Any]) -> str:
@@ -125,10 +146,15 @@ def describe_wanted(fault: dict[str, Any]) -> str:
     seen, value = fault[f"seen_{unit}"], fault["seen_value"]
     if "value_name" in fault:
         what = count(fault["value"], fault["value_name"])
+    elif "ring" in fault:
+        what = str(value)
     else:
         what = "that" if unit == "call" or not value else f"value {value}"
     has = f"has {what} of {unit} {seen}" if seen or (unit == "epoch" and value) else "nothing has come"
-    return f"{place}: wanted {unit} {fault[f'wanted_{unit}']}, {has}"
+    if "ring" not in fault:
+        return f"{place}: wanted {unit} {fault[f'wanted_{unit}']}, {has}"
+    ring = f"ring {fault['ring']} of role {fault['role']} is at head {fault['head']}, tail {fault['tail']}"
+    return f"{place}: wanted {fault['wanted_value']} of {unit} {fault[f'wanted_{unit}']}, {has}; {ring}"
 
 
 def _name_of(names: Sequence[Any], number: int) -> str:

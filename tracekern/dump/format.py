@@ -217,7 +217,8 @@ SEGMENT_HEADER = np.dtype(
         ("saved", "<u8"),  # 1: its dump was written when it closed; a later capture may have replaced it
         ("died_ns", "<u8"),  # CLOCK_REALTIME when its process was seen to end before it closed; 0: not known
         ("failed", "<u8"),  # 1: recording failed and was given up: launches_refused counts those after that, too
-        ("reserved", "V16"),
+        ("fault_bytes", "<u8"),  # of the fault record; 0: 64
+        ("reserved", "V8"),
     ]
 )
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump import format as fmt
-from tracekern.dump.fault import FAULT_RECORD
+from tracekern.dump.fault import FAULT_RECORD, FIRST_FAULT_RECORD
 from tracekern.errors import BadInput
 from tracekern.segment.names import open_segment, remove_segment
 
@@ -70,8 +70,12 @@ class SegmentView:
 
     @property
     def fault_record(self) -> npt.NDArray[Any]:
-        """[1] FAULT_RECORD, where the first wait that gives up writes what it waited for."""
-        return self._view(int(self.header["fault_offset"]), FAULT_RECORD, 1)
+        """[1] FAULT_RECORD, where the first wait that gives up writes what it waited for.
+
+        In a segment that an earlier version made it is a FIRST_FAULT_RECORD.
+        """
+        layout = FAULT_RECORD if self.header["fault_bytes"] else FIRST_FAULT_RECORD
+        return self._view(int(self.header["fault_offset"]), layout, 1)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def segment_layout(metadata_bytes: int, host_spans: int, arena_bytes: int) -> di
         "arena_bytes": arena_bytes,
         "arena_cursor": FAULT_RECORD.itemsize,
         "fault_offset": arena_offset,
+        "fault_bytes": FAULT_RECORD.itemsize,
         "total_bytes": arena_offset + arena_bytes,
     }
 
