@@ -79,7 +79,7 @@ class Parts:
         for entry, rows in zip(metadata["launches"], self.headers, strict=True):
             entry |= {"headers_offset": len(planes), "num_tracks": len(rows)}
             planes += fmt.pack_planes(rows).tobytes()
-        stream = np.frombuffer(zlib.compress(planes), np.uint8)
+        stream = np.frombuffer(zlib.compress(planes, 1), np.uint8)
         metadata["packed_headers"] = {"offset": place(stream), "bytes": len(stream)}
         for entry, rows in zip(metadata["launches"], self.records, strict=True):
             entry |= {"records_offset": place(rows), "records_count": len(rows)}

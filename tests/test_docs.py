@@ -281,6 +281,19 @@ def test_what_a_launch_costs_its_host():
     assert day("launch") in told
 
 
+def test_a_launch_costs_its_host_the_same_for_few_and_many_tracks():
+    told = text_of("architecture.md")
+    phrases = {
+        "counted": "where it was counted",
+        "own": "where it reserves its region",
+        "flight": "in a flight recorder",
+    }
+    for way, where in phrases.items():
+        medians = [row["median_us"] for row in results("launch_tracks")["rows"] if row["launch"] == way]
+        assert f"{min(medians):.1f} to {max(medians):.1f} us {where}" in told
+    assert day("launch_tracks") in told
+
+
 def test_rates_of_graphs():
     best = {
         sink: max(

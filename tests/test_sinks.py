@@ -50,3 +50,15 @@ def test_the_fastest_of_several_launches_decides_and_a_kernel_nobody_counted_goe
     assert sinks.is_mirrored("kernel")
     assert not sinks.is_mirrored("never ran")
     assert not sinks.is_mirrored("unknown")
+
+
+@pytest.mark.parametrize(
+    ("num_tracks", "duration_ms", "mirrored"), [(2048, 5, True), (2048, 50, False), (512, 5, False)]
+)
+def test_the_starts_of_thousands_of_tracks_go_to_device_memory_though_the_counted_launch_waited(
+    num_tracks, duration_ms, mirrored
+):
+    """A call of one token: 40 us, but the one that was counted waited milliseconds for ranks that were not in step."""
+    sinks = SinkChoice("auto", True)
+    sinks.count("kernel", counted(0, duration_ms * 10**6, num_tracks), {"work"}, 1e9)
+    assert sinks.is_mirrored("kernel") == mirrored
