@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from tests.test_flows import End, build
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
@@ -53,6 +55,23 @@ def test_a_ring_is_full_while_any_warp_waits_for_room():
     said = "rank 1's ring of 3 slots (channel token, the fullest of 2) is full 13 % of the time of rank 0's kernels"
     assert line.endswith(said)
     assert f"<p>R{said[1:]}.</p>".replace("'", "&#x27;") in QUESTION.draw(analyze(timeline)).body
+
+
+def test_of_rings_back_to_back_both_are_told_of():
+    """The first is full because the second is: the longest time alone would name the wrong one."""
+    behind = [wait(200, 230, level=5, slot=1), give_back(225, level=5, slot=1)]
+    timeline, rows = build([*ENDS, *behind], ChannelKind.CREDIT)
+    second = [
+        dataclasses.replace(event, channel=dataclasses.replace(event.channel, name="second"))
+        for event in timeline.events
+    ]
+    event = timeline.spans.event + len(second) * np.array([end.slot for end in rows])
+    spans = dataclasses.replace(timeline.spans, event=event.astype(timeline.spans.event.dtype))
+    timeline = timeline.replace(events=(*timeline.events, *second), spans=spans)
+    timeline = timeline.replace(flows=join_flows(timeline)[0])
+    (line,) = [line.text for line in headlines(analyze(timeline)) if line.word == "waiting"]
+    assert "ring (channel token) is full" in line
+    assert "ring (channel second) is full" in line
 
 
 def test_a_window_counts_what_reaches_into_it():

@@ -77,6 +77,14 @@ def told_rings(findings: Findings) -> list[FullRing]:
     return [ring for ring in findings.full_rings if ring.share >= _FULL_SHARE]
 
 
+def fullest_of_channels(findings: Findings) -> list[FullRing]:
+    """One ring of each channel: of rings back to back the first fills because the second is full."""
+    fullest: dict[str, FullRing] = {}
+    for ring in told_rings(findings):
+        fullest.setdefault(ring.channel, ring)
+    return list(fullest.values())
+
+
 def describe_ring(ring: FullRing) -> str:
     """ "rank 1's ring of 12 slots (channel credit) is full 6 % of the time of rank 0's kernels"."""
     size = f" of {count(ring.slots, 'slot')}" if ring.slots else ""
