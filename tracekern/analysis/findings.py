@@ -120,7 +120,7 @@ class Findings:
     @cached_property
     def _ended_waits(self) -> Waits:
         """What replays and paths follow."""
-        return self.every_wait.take(np.flatnonzero(~self.every_wait.endless))
+        return _without_endless(self.every_wait)
 
     @cached_property
     def phases(self) -> tuple[WaitStatistic, ...]:
@@ -173,7 +173,7 @@ class Findings:
     @cached_property
     def longest_waits(self) -> tuple[Chain, ...]:
         """The longest wait of each phase and why it lasted; none where no critical path is known."""
-        ended = self.waits.take(np.flatnonzero(~self.waits.endless))
+        ended = _without_endless(self.waits)
         return self.chains(ended.row[longest_of_phases(ended)].tolist())
 
     def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
@@ -218,6 +218,10 @@ class Findings:
         ended before their signals."""
         verdict = name_worst(blames)
         return replace(verdict, is_proven=False) if self.absent or self.is_contradicted else verdict
+
+
+def _without_endless(waits: Waits) -> Waits:
+    return waits.take(np.flatnonzero(~waits.endless)) if waits.endless.any() else waits
 
 
 _WITHOUT_WAITS = ("balance", "summary", "time", "stages", "imbalances")

@@ -63,7 +63,7 @@ def _waits_inside(spans: Spans, row: Int64, waits: Int64) -> Int64:
         inside[free] = outer.covered_ns(end[row[free]]) - outer.covered_ns(start[row[free]])
         # Work inside a wait: that wait is not inside the work, others may be.
         asked = asked[around >= 0]
-        waits = np.setdiff1d(waits, around)
+        waits = waits[~np.isin(waits, around)]
     return inside
 
 

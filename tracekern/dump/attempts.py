@@ -48,8 +48,9 @@ def later_attempts(directory: Path) -> list[Path]:
     own = _NAME.fullmatch(directory.name)
     first, base = (int(own[1]), directory.parent) if own else (0, directory)
     numbers = sorted(int(found[1]) for place in base.glob("attempt-*") if (found := _NAME.fullmatch(place.name)))
-    since = _opened(directory)
-    return [place for number in numbers if number > first and _opened(place := place_of(base, number)) >= since != ""]
+    later = [place_of(base, number) for number in numbers if number > first]
+    since = _opened(directory) if later else ""
+    return [place for place in later if _opened(place) >= since != ""]
 
 
 def describe_later(directory: Path) -> str:

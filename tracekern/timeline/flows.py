@@ -84,7 +84,7 @@ def waits_for_nobody(timeline: Timeline) -> npt.NDArray[np.bool_]:
     for idx, event in enumerate(timeline.events):
         if event.channel and event.channel.kind.has_levels and event.event_class is EventClass.WAIT:
             row = np.flatnonzero(timeline.spans.event == idx)
-            found[row] = _field(timeline, [(idx, event)], row, _WANTED) <= event.channel.initial
+            found[row] = values_of(timeline, row, _WANTED) <= event.channel.initial
     return found
 
 
@@ -226,7 +226,7 @@ class _Ends:
 def _collect(timeline: Timeline, kind: EventClass, types: Sequence[tuple[int, EventType]]) -> _Side:
     spans = timeline.spans
     row = np.concatenate([np.empty(0, np.int64), *(np.flatnonzero(spans.event == idx) for idx, _ in types)])
-    level = _field(timeline, types, row, _VALUE if kind is EventClass.SIGNAL else _WANTED)
+    level = values_of(timeline, row, _VALUE if kind is EventClass.SIGNAL else _WANTED)
     return _Side(row, level, spans.end[row] != OPEN_END)
 
 
@@ -245,10 +245,10 @@ def _number_keys(
     columns: dict[EventClass, list[Int64]] = {}
     for kind, side in sides.items():
         own = timeline.track_ranks()[timeline.spans.track[side.row]].astype(np.int64)
-        peer = _field(timeline, types[kind], side.row, _PEER) if has_peer[kind] else own
+        peer = values_of(timeline, side.row, _PEER) if has_peer[kind] else own
         source, destination = (own, peer) if kind is EventClass.SIGNAL else (peer, own)
         columns[kind] = [source] * use_source + [destination] * use_destination
-        columns[kind] += [_field(timeline, types[kind], side.row, name) for name in channel.key if name != _PEER]
+        columns[kind] += [values_of(timeline, side.row, name) for name in channel.key if name != _PEER]
     num_signals = len(sides[EventClass.SIGNAL].row)
     packed = _epochs(timeline, sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row)
     if of_any_epoch:
@@ -277,12 +277,13 @@ def _append_digit(packed: Int64, digit: Int64) -> Int64:
     return packed * base + digit
 
 
-def _field(timeline: Timeline, types: Sequence[tuple[int, EventType]], rows: Int64, name: str) -> Int64:
-    """[n] values of a field; rows may be of several event types. 0 where an event has no such field."""
+def values_of(timeline: Timeline, rows: Int64, field: str) -> Int64:
+    """[n] values of a field, 0 where an event has none of that name."""
     values = np.zeros(len(rows), np.int64)
-    for idx, event in types:
-        mine = timeline.spans.event[rows] == idx
-        known = field_values(event, name, timeline.spans, rows[mine])
+    event = timeline.spans.event[rows]
+    for idx in np.unique(event).tolist():
+        mine = np.flatnonzero(event == idx)
+        known = field_values(timeline.events[idx], field, timeline.spans, rows[mine])
         if known is not None:
             values[mine] = known
     return values

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.timeline.flows import join_flows, lossy_launches
+from tracekern.timeline.flows import join_flows, lossy_launches, values_of
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -19,7 +19,6 @@ from tracekern.timeline.model import (
     Mask,
     Timeline,
     TrackKind,
-    field_values,
 )
 from tracekern.timeline.select import take_spans
 
@@ -134,18 +133,6 @@ def local_barriers(timeline: Timeline) -> LocalBarriers:
         rows = np.flatnonzero(of_events(timeline, [of_event == channel for of_event in channels]))
         parts.append(_meetings(timeline, channel, rows[timeline.spans.launch[rows] >= 0]))
     return LocalBarriers(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def values_of(timeline: Timeline, rows: Int64, field: str) -> Int64:
-    """[n] values of a field, 0 where an event has none of that name."""
-    values = np.zeros(len(rows), np.int64)
-    event = timeline.spans.event[rows]
-    for idx in np.unique(event).tolist():
-        mine = np.flatnonzero(event == idx)
-        known = field_values(timeline.events[idx], field, timeline.spans, rows[mine])
-        if known is not None:
-            values[mine] = known
-    return values
 
 
 def _meetings(timeline: Timeline, channel: Channel, rows: Int64) -> tuple[Int64, Int64]:

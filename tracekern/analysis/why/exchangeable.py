@@ -65,10 +65,12 @@ def leads(times: Float64, floor_ns: Float64 | float) -> tuple[Lead, ...]:
 def _limit(num_members: int, degrees: int) -> float:
     """How many standard deviations of its mean the largest of exchangeable members leads by, in all but CHANCE of
     cases; nan where too few times say how large these are."""
+    if degrees < _MIN_DEGREES:
+        return float("nan")
     with packages_for("saying why ranks waited"):
         from scipy.special import stdtrit  # as scipy.stats.t.isf computes it; importing that takes two seconds
 
-    return -float(stdtrit(degrees, CHANCE / num_members)) if degrees >= _MIN_DEGREES else float("nan")
+    return -float(stdtrit(degrees, CHANCE / num_members))
 
 
 def _sigma(times: Float64) -> tuple[float, int]:

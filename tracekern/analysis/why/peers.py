@@ -72,18 +72,19 @@ class PeerTable:
         self._run_graph = run_graph
         column = np.full(max(self.ranks) + 1, -1)
         column[self.ranks] = np.arange(len(self.ranks))
-        pieces = _find_pieces(timeline, graph, waits, run_graph)
-        self._ns, self._edge = pieces.ns, run_graph.segments.edge[pieces.segment]
-        self._rank = column[schedule.rank[runs.launch[pieces.run]]]
-        cells = _number_cells(timeline, graph, pieces, self._rank)
-        self._cell, self._phase, num_ranks = cells.group, pieces.phase, len(self.ranks)
-        self._in_cell = np.full((len(cells), num_ranks), np.nan)
-        self._in_cell[self._cell, self._rank] = self._ns
+        num_ranks = len(self.ranks)
+        pieces, rank = _by_rank(_find_pieces(timeline, graph, waits, run_graph), column[schedule.rank[runs.launch]])
+        self._of_rank = [slice(*np.searchsorted(rank, [one, one + 1]).tolist()) for one in range(num_ranks)]
+        self._ns, self._edge = pieces.ns, run_graph.segments.edge[pieces.segment].astype(np.int32)
+        cells = _number_cells(timeline, graph, pieces, rank)
+        self._cell, self._phase = cells.group.astype(np.int32), pieces.phase.astype(np.int32)
+        self._in_cell = np.full((num_ranks, len(cells)), np.nan)
+        self._in_cell[rank, self._cell] = self._ns
         launch = runs.launch[pieces.run]
         phases = group_rows(len(self._ns), schedule.stage[launch], schedule.sequence[launch], self._phase)
-        self._launch_phase = phases.group
-        self._count = _table(phases.group, self._rank, np.ones(len(self._ns)), (len(phases), num_ranks))
-        self._has_phase = _table(self._phase, self._rank, self._ns >= 0, (len(graph.phases), num_ranks)) > 0
+        self._launch_phase = phases.group.astype(np.int32)
+        self._count = _table(phases.group, rank, np.ones(len(self._ns)), (len(phases), num_ranks))
+        self._has_phase = _table(pieces.phase, rank, self._ns >= 0, (len(graph.phases), num_ranks)) > 0
 
         gaps, asks = run_graph.gaps, run_graph.asks
         calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch])
@@ -102,37 +103,39 @@ class PeerTable:
         self._iteration_of_call = np.zeros(len(calls), np.int64)
         self._iteration_of_call[call[gaps.launch]] = np.append(of_launch, [-1] * num_ranks)[gaps.launch]
 
-        self.own_ns = np.bincount(self._rank, self._ns, num_ranks).astype(float)
+        self.own_ns = np.bincount(rank, self._ns, num_ranks).astype(float)
         """[num_ranks] what each rank did by itself."""
         self.gaps_ns = np.nansum(self._gaps.in_call, axis=0)
         """[num_ranks] before each rank's kernels."""
 
     def pace(self, rank: int, peer: int) -> Float64:
         """[num_edges] The pieces of `rank` take as long as those of `peer`; it keeps its number of pieces."""
-        mine = np.flatnonzero(self._rank == rank)
-        own, theirs, phase = self._ns[mine], self._in_cell[self._cell[mine], peer], self._phase[mine]
+        mine = self._of_rank[rank]
+        own, theirs, phase = self._ns[mine], self._in_cell[peer][self._cell[mine]], self._phase[mine]
         both = np.isfinite(theirs)
         num_phases = len(self._has_phase)
         of_own, of_peer = (np.bincount(phase[both], times[both], num_phases) for times in (own, theirs))
         ratio = np.divide(of_peer, of_own, out=np.ones(num_phases), where=of_own > 0)
-        return self._of_edges(mine, np.where(both, theirs, own * ratio[phase]) - own)
+        return self._of_edges(self._edge[mine], np.where(both, theirs, own * ratio[phase]) - own)
 
     def amount(self, rank: int, peer: int) -> Float64 | None:
         """[num_edges] `rank` has as many pieces of each phase in each call as `peer`. None where it has."""
-        differs = (self._count[:, rank] != self._count[:, peer]) & (self._count[:, rank] > 0)
-        mine = np.flatnonzero((self._rank == rank) & differs[self._launch_phase] & self._has_phase[self._phase, peer])
-        if not len(mine):
+        mine, count, of_peer = self._of_rank[rank], self._count[:, rank], self._count[:, peer]
+        factor = np.divide(of_peer, count, out=np.ones(len(count)), where=count > 0)
+        factor = np.where(self._has_phase[self._phase[mine], peer], factor[self._launch_phase[mine]], 1)
+        differs = np.flatnonzero(factor != 1)
+        if not len(differs):
             return None
-        factor = self._count[self._launch_phase[mine], peer] / self._count[self._launch_phase[mine], rank]
-        return self._of_edges(mine, self._ns[mine] * (factor - 1))
+        return self._of_edges(self._edge[mine][differs], self._ns[mine][differs] * (factor[differs] - 1))
 
     def costliest_phase(self, rank: int, peer: int, edges: Int64, of_amount: bool) -> tuple[int, float]:
         """(index into EventGraph.phases, times as long per piece, or as many pieces, as at `peer`) of the phase that
         has most to gain on these edges; (-1, 1) where nothing has."""
         is_here = np.zeros(len(self._run_graph.weight), bool)
         is_here[edges] = True
-        mine = np.flatnonzero((self._rank == rank) & is_here[self._edge])
-        theirs = self._in_cell[self._cell[mine], peer]
+        of_rank = self._of_rank[rank]
+        mine = of_rank.start + np.flatnonzero(is_here[self._edge[of_rank]])
+        theirs = self._in_cell[peer][self._cell[mine]]
         group = self._launch_phase[mine]
         fewer = 1 - self._count[group, peer] / self._count[group, rank]
         gain = self._ns[mine] * fewer if of_amount else np.nan_to_num(self._ns[mine] - theirs)
@@ -140,12 +143,13 @@ class PeerTable:
         phase = int(by_phase.argmax())
         if by_phase[phase] <= 0:
             return -1, 1.0
-        same = np.flatnonzero((self._rank == rank) & (self._phase == phase))
+        same = of_rank.start + np.flatnonzero(self._phase[of_rank] == phase)
         if of_amount:
-            num_theirs = int(((self._rank == peer) & (self._phase == phase)).sum())
+            num_theirs = int((self._phase[self._of_rank[peer]] == phase).sum())
             return phase, len(same) / max(num_theirs, 1)
-        both = np.isfinite(self._in_cell[self._cell[same], peer])
-        of_peer = float(self._in_cell[self._cell[same[both]], peer].sum())
+        theirs = self._in_cell[peer][self._cell[same]]
+        both = np.isfinite(theirs)
+        of_peer = float(theirs[both].sum())
         return phase, float(self._ns[same[both]].sum()) / of_peer if of_peer else 1.0
 
     def longer_gaps_ns(self, rank: int) -> Float64:
@@ -181,8 +185,8 @@ class PeerTable:
         """[num_edges] The gaps before kernels of all ranks are as long as the median of the ranks."""
         return self._gaps.even(np.zeros(len(self._run_graph.weight)))
 
-    def _of_edges(self, piece: Int64, change: Float64) -> Float64:
-        sums: Float64 = np.bincount(self._edge[piece], change, len(self._run_graph.weight)).astype(float, copy=False)
+    def _of_edges(self, edge: Int32, change: Float64) -> Float64:
+        sums: Float64 = np.bincount(edge, change, len(self._run_graph.weight)).astype(float, copy=False)
         return sums
 
 
@@ -226,6 +230,13 @@ def _find_pieces(timeline: Timeline, graph: EventGraph, waits: Waits, run_graph:
         np.concatenate([graph.phase[piece[own]], uncovered_phase]),
         np.concatenate([ns[own], uncovered]),
     )
+
+
+def _by_rank(pieces: Pieces, rank_of_run: Int64) -> tuple[Pieces, Int64]:
+    """Sorts pieces by rank, those of a rank in the order that they had. Returns them and [n] rank, all ascending."""
+    rank = rank_of_run[pieces.run]
+    order = np.argsort(rank, kind="stable")
+    return Pieces(pieces.segment[order], pieces.run[order], pieces.phase[order], pieces.ns[order]), rank[order]
 
 
 def _is_fixed(timeline: Timeline, waits: Waits) -> Mask:

@@ -37,7 +37,7 @@ def _cost_of_launches(timeline: Timeline, runs: WriterRuns, overhead_ns: dict[st
     warps, costs = np.array(sorted((int(warps), cost) for warps, cost in overhead_ns.items()), np.float64).T
     num_launches = len(timeline.launches)
     launch, sm = runs.launch[runs.started], runs.sm[runs.started]
-    placed = np.unique(np.stack([launch.astype(np.int64), sm]), axis=1)[0]
+    placed = np.unique(launch.astype(np.int64) << 32 | sm) >> 32  # in 32 bits, as stored
     num_sms = np.bincount(placed, minlength=num_launches)
     num_warps = np.bincount(launch, minlength=num_launches)
     return np.asarray(np.interp(num_warps / np.maximum(num_sms, 1), warps, costs))
