@@ -22,12 +22,14 @@ from tracekern.timeline.select import Window, reaches_into
 
 @dataclass(frozen=True)
 class StageTime:
-    """Medians over the calls of one stage, a value for each rank; nan for a rank without a call."""
+    """Medians, and one quantile, over the calls of one stage, a value for each rank; nan for a rank without a call."""
 
     stage: str
     """ "" of all stages together: the sum of an iteration."""
     num_calls: tuple[int, ...]
     median_ns: tuple[float, ...]
+    p90_ns: tuple[float, ...]
+    """9 of 10 calls take no longer."""
     idle_ns: tuple[float, ...]
     """For how long no warp works, of calls that lack no record; nan for a rank without one."""
 
@@ -35,6 +37,11 @@ class StageTime:
     def mean_ns(self) -> float:
         """Over the ranks that have calls."""
         return float(np.nanmean(self.median_ns))
+
+    @property
+    def p90_of_slowest_ns(self) -> float:
+        """Of the rank whose median is longest."""
+        return self.p90_ns[int(np.nanargmax(self.median_ns))]
 
     @property
     def imbalance(self) -> float:
@@ -83,8 +90,8 @@ def _plain(row: StageTime) -> dict[str, Any]:
         return [value if math.isfinite(value) else None for value in values]
 
     name = {"stage": row.stage} if row.stage else {}
-    of_ranks = {"num_calls": list(row.num_calls), "median_ns": known(row.median_ns), "idle_ns": known(row.idle_ns)}
-    return {**name, **of_ranks, "mean_ns": row.mean_ns, "imbalance": row.imbalance}
+    of_ranks = {"median_ns": known(row.median_ns), "p90_ns": known(row.p90_ns), "idle_ns": known(row.idle_ns)}
+    return {**name, "num_calls": list(row.num_calls), **of_ranks, "mean_ns": row.mean_ns, "imbalance": row.imbalance}
 
 
 def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
@@ -140,7 +147,9 @@ def _medians(stage: str, rank: Int64, length: Int64 | Float64, idle: Float64, ra
     count, known = np.bincount(rank, minlength=len(ranks)), np.isfinite(idle)
     median = median_of_groups(rank, length, len(ranks))
     of_idle = median_of_groups(rank[known], idle[known], len(ranks))
-    return StageTime(stage, tuple(count.tolist()), tuple(median.tolist()), tuple(of_idle.tolist()))
+    of_ranks = (length[rank == place] for place in range(len(ranks)))
+    p90 = (float(np.quantile(own, 0.9, method="inverted_cdf")) if len(own) else math.nan for own in of_ranks)
+    return StageTime(stage, tuple(count.tolist()), tuple(median.tolist()), tuple(p90), tuple(of_idle.tolist()))
 
 
 def _together(

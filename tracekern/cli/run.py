@@ -189,13 +189,7 @@ def moe(
     from tracekern.moe.run import MoeRun
 
     _check_torch()
-    names = {field.name for field in dataclasses.fields(MoeRun)} & context.params.keys()
-    given: dict[str, Any] = {name: context.params[name] for name in names}
-    given["records_per_track"] = options.parse_records(records_per_track)
-    given["detail"] = options.parse_detail(detail)
-    given["blocks"], given["stage_blocks"] = options.parse_blocks(blocks)
-    given["trace"] = trace and not sweep_blocks
-    given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
+    given = _fields_of_run(context.params)
     with _naming_options(context):
         given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
@@ -207,6 +201,20 @@ def moe(
     note_dead_runs()
     with _sigterm_as_interrupt() as terminated:
         _tell(_run_all(plans, output, as_json, terminated), as_json)
+
+
+def _fields_of_run(params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of MoeRun that are parameters of the command, but not the family's options."""
+    from tracekern.moe.run import MoeRun
+
+    names = {field.name for field in dataclasses.fields(MoeRun)} & params.keys()
+    given = {name: params[name] for name in names}
+    given["records_per_track"] = options.parse_records(params["records_per_track"])
+    given["detail"] = options.parse_detail(params["detail"])
+    given["blocks"], given["stage_blocks"] = options.parse_blocks(params["blocks"])
+    given["trace"] = params["trace"] and not params["sweep_blocks"]
+    given["command"] = shlex.join(["tracekern", *sys.argv[1:]])
+    return given
 
 
 def _check_capture(trace: bool, output: Path | None, torch_profiler: bool) -> None:

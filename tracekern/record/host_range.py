@@ -11,7 +11,8 @@ from tracekern.record.session import open_capture
 class range(contextlib.ContextDecorator):  # noqa: A001, N801 - `with tracekern.range("step"):`
     """Records a span of this host thread: `with tracekern.range("step"):`, or `@tracekern.range("step")` on a function.
 
-    Does nothing where no capture is open.
+    It shows what the host did. Kernels that the host only queued meanwhile may run later. Does nothing where no capture
+    is open.
 
     Args:
         name: What the span is called.

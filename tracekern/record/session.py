@@ -460,7 +460,10 @@ class Capture:
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """Records a span of this host thread, drawn beside the kernels. Long names are cut."""
+        """Records a span of this host thread, drawn beside the kernels. Long names are cut.
+
+        It ends with the block. Kernels that the block only queued run later, unless it waits for them.
+        """
         is_recorded = False
         with self._guard:
             if not is_text(name):

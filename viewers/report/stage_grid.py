@@ -39,13 +39,17 @@ def stage_grid(times: StageTimes, idle: bool = False) -> StageGrid:
         numbers = ("calls", *(f"rank {rank}" for rank in times.ranks))
         words = ("stage", "longest on") if len(times.ranks) > 1 else ("stage",)
         found = [_each(times, row, values) for row, values in rows]
-    if idle or len(times.ranks) < 2:
+    if idle:
         return StageGrid(numbers, words, tuple(found))
-    with_mean = [
-        ((*cells, duration(row.mean_ns), factor(row.imbalance)), said)
-        for (row, _), (cells, said) in zip(rows, found, strict=True)
+    heads: tuple[str, ...] = ("p90", "mean", "longest / mean") if len(times.ranks) > 1 else ("p90",)
+    with_more = [
+        ((*cells, *_spread(row)[: len(heads)]), said) for (row, _), (cells, said) in zip(rows, found, strict=True)
     ]
-    return StageGrid((*numbers, "mean", "longest / mean"), words, tuple(with_mean))
+    return StageGrid((*numbers, *heads), words, tuple(with_more))
+
+
+def _spread(row: StageTime) -> tuple[str, ...]:
+    return duration(row.p90_of_slowest_ns), duration(row.mean_ns), factor(row.imbalance)
 
 
 def about_times(times: StageTimes, of_window: bool = False) -> str:
@@ -55,7 +59,8 @@ def about_times(times: StageTimes, of_window: bool = False) -> str:
     if times.num_open:
         left_out.append(f"{count(times.num_open, 'launch')} that did not end")
     without = f", without {' and '.join(left_out)}" if left_out else ""
-    return f"device time of a kernel, from its first warp to its last: median of {calls}{without}"
+    p90 = "p90 of those on the rank that takes longest" if len(times.ranks) > 1 else "p90"
+    return f"device time of a kernel, from its first warp to its last: median of {calls}, {p90}{without}"
 
 
 def describe_idle(times: StageTimes) -> str:

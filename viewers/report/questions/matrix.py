@@ -40,9 +40,9 @@ def draw(findings: Findings) -> Answer:
     body += ["<h3>How long each rank made the others wait</h3>", _blame_table(findings)]
     aside = (
         "Each row is a waiting rank, each column the rank it waits for. A cell sums the waits of all warps, colours "
-        "are logarithmic. The diagonal is waiting for warps of the same rank. A row or column is listed from 1.25 "
-        "times, a cell from 2 times what the medians of its row and column let expect, if the excess is more than two "
-        "ticks of the clock per wait. The two that cost most are framed."
+        "are logarithmic. The diagonal is waiting for warps of the same rank. A row or column is listed if it "
+        "is at least 1.25 times, a cell if it is at least 2 times, what the medians of its row and column predict, and "
+        "if the excess is more than two clock ticks a wait. The two that cost most are framed."
     )
     return Answer(_answer(findings), body, aside)
 

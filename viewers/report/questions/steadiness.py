@@ -31,7 +31,7 @@ def draw(findings: Findings) -> Answer:
     aside = "Rows are the warps of each rank, on a narrow page as block·warp. " if gantts else ""
     if left_out:
         aside += (
-            f"Drawn are those that waited longest, {count(left_out, 'more span')} of these iterations are left out; "
+            f"Those that waited longest are drawn; {count(left_out, 'more span')} of these iterations are left out. "
             "Perfetto shows them all."
         )
     answer = steadiness(findings)

@@ -62,8 +62,8 @@ def draw(findings: Findings) -> Answer:
     if chains := findings.longest_waits:
         body += ["<h3>The longest waits by phase, and why they lasted</h3>", _chain_table(chains)]
     aside = (
-        "A warp's time runs from its first record in a launch to its last. Neither the time between launches is part "
-        "of it, nor that of a launch before a warp's first record: warps had not started for another "
+        "A warp's time runs from its first record in a launch to its last. The time between launches is not part "
+        "of it, nor is the time before a warp's first record in a launch, which is another "
         f"{duration(int(time.not_started.sum()))}."
     )
     return Answer(answer, body, aside)

@@ -97,9 +97,11 @@ def _overhead(findings: Findings) -> str:
         return "<p>What recording a span costs was not measured in this capture.</p>"
     spans = sum(event.count for rank in findings.summary.ranks for event in rank.events)
     cost_ns = spans * probe_ns
+    share = percent(cost_ns, int(findings.time.total.sum()))
+    about = "" if share.startswith("<") else "about "
     return (
         f"<p>Recording a span costs {duration(probe_ns)}, measured on this device when the capture "
-        f"opened: for {count(spans, 'span')} about {percent(cost_ns, int(findings.time.total.sum()))} of the warps' "
+        f"opened: for {count(spans, 'span')} {about}{share} of the warps' "
         "time.</p>"
     )
 
