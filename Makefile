@@ -29,7 +29,8 @@ demo: .venv/extension
 # What fails beside other tests, on a busy machine, is run once more, alone: what is wrong fails again, and both are told.
 test: .venv/extension lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal -rs --hypothesis-profile ci || \
-	    { echo "again, alone, what failed:"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	    { echo "again, alone, what failed:"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none \
+	        --hypothesis-profile ci; }
 
 soak: .venv/test .venv/extension
 	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers" --timeout 3600

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import browser as chromium
+import hypothesis
 import pytest
 from rank_pool import RankPool
+from warm_command import warm_commands
 
 # Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a busy machine any example may take seconds.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -27,9 +32,8 @@ def without_dead_runs(stderr: str) -> str:
 def command_line() -> CommandLine:
     """Runs `tracekern ARGUMENTS...` as a user does: in a process of its own."""
 
-    def run(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tracekern", *map(str, arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    def run(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        ended = warm_commands().run(*arguments, timeout=timeout)
         ended.stderr = without_dead_runs(ended.stderr)
         return ended
 

@@ -36,8 +36,12 @@ def test_a_second_ctrl_c_leaves_no_rank_behind(program: Program):  # noqa: F811
         """
     launcher = subprocess.Popen(program.launcher(1, text, ", kill_after_s=0"), stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
+    line = ""
     for said in ("ready", "stays"):
-        assert said in launcher.stdout.readline()
+        line = launcher.stdout.readline()
+        if "[-9]" in line:  # on a busy machine its last seconds may be over before it can say anything
+            break
+        assert said in line
         launcher.send_signal(signal.SIGINT)
-    assert "[-9]" in launcher.stdout.read()
+    assert "[-9]" in line + launcher.stdout.read()
     assert launcher.wait(timeout=60) == 0

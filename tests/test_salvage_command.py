@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm_command import warm_commands
 
 from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, metadata
 from tests.kernels import run_kernel
@@ -52,8 +53,7 @@ def run_in(directory: Path) -> str:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "tracekern", "salvage", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return warm_commands().run("salvage", *arguments)
 
 
 @pytest.fixture
@@ -123,10 +123,9 @@ def test_a_snapshot_is_completed_by_what_came_behind_it(rank, tmp_path):
 @pytest.mark.parametrize("name", ["info", "report"])
 def test_who_reads_an_unfinished_capture_is_told_where_the_rest_is(rank, tmp_path, name):
     process, run_id = rank
-    run = [sys.executable, "-m", "tracekern", name, str(tmp_path / "capture")]
 
     def told() -> str:
-        done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd=ROOT)
+        done = warm_commands().run(name, tmp_path / "capture")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
         return done.stderr
 
@@ -145,13 +144,12 @@ def test_beside_what_is_there_the_rest_is_a_note(rank, tmp_path):
     write_dump(tmp_path / "capture" / "rank_00001.tkdump", closed)
     closed.unlink()
     closed.close()
-    info = [sys.executable, "-m", "tracekern", "info"]
     for path in (tmp_path / "capture", tmp_path / "capture" / "rank_00001.tkdump"):
-        done = subprocess.run([*info, str(path)], capture_output=True, text=True, timeout=120, cwd=ROOT)
+        done = warm_commands().run("info", path)
         assert done.returncode == 0
         assert f"in shared memory, not here; save them: {suggest('salvage', run_id)}\n" in done.stderr
     assert command(run_id).returncode == 0
-    done = subprocess.run([*info, str(tmp_path / "capture")], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = warm_commands().run("info", tmp_path / "capture")
     assert "in shared memory" not in done.stderr
 
 
@@ -182,12 +180,11 @@ def test_what_cannot_be_read_is_named_and_removed():
 def test_the_next_run_names_what_dead_ranks_left(rank):
     process, run_id = rank
     words = ["run", "moe", "--ranks", "1", "--tokens", "4", "--hidden", "64", "--experts", "4", "--topk", "2"]
-    run = [sys.executable, "-m", "tracekern", *words, "--no-trace"]
-    meanwhile = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    meanwhile = warm_commands().run(*words, "--no-trace")
     assert (meanwhile.returncode, run_id in meanwhile.stderr) == (0, False), "it still runs"
     process.kill()
     process.wait()
-    named = subprocess.run(run, capture_output=True, text=True, timeout=120)
+    named = warm_commands().run(*words, "--no-trace")
     assert named.returncode == 0
     assert f"rank 0 of run {run_id} left records in shared memory; save them: " in named.stderr
     assert f"salvage {run_id}; or, with --discard, remove them" in named.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_command import warm_commands
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import run_kernel
@@ -86,8 +87,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "tracekern", "snapshot", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return warm_commands().run("snapshot", *arguments)
 
 
 def dump_in(directory: Path) -> Dump:

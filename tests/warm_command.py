@@ -1,0 +1,125 @@
+"""`tracekern ARGUMENTS...` in a process of its own that need not import anything: a fork of one that has.
+
+`WarmCommands` is the end of the tests; main() is the process that has imported the commands, one a worker.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import IO, NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+PRELOADED = ("numpy", "rich.table", "typer", "pyarrow.parquet", "tracekern.analysis.findings", "tracekern.cli.app")
+# A process of more threads could not be forked safely.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@functools.cache
+def warm_commands() -> WarmCommands:
+    """Those of this worker."""
+    return WarmCommands()
+
+
+class WarmCommands:
+    """Runs commands one after the other."""
+
+    def __init__(self) -> None:
+        self._python = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+        words = [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import warm_command as w; w.main()",
+        ]
+        self._process = subprocess.Popen(
+            words, cwd=ROOT, env=os.environ | ONE_THREAD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, *arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run() would, in the directory and environment that this process has now."""
+        words = [sys.executable, "-m", "tracekern", *map(str, arguments)]
+        if self._python != {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}:
+            return subprocess.run(words, capture_output=True, text=True, timeout=timeout)
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
+            self._ask({"words": words[3:], "cwd": os.getcwd(), "env": dict(os.environ), "files": files})
+            pid = int(self._answer(timeout))
+            try:
+                status = int(self._answer(timeout))
+            except subprocess.TimeoutExpired:
+                os.killpg(pid, signal.SIGKILL)
+                self._answer(timeout)
+                raise subprocess.TimeoutExpired(words, timeout, _text(out), _text(err)) from None
+            return subprocess.CompletedProcess(words, status, _text(out), _text(err))
+
+    def _ask(self, request: dict[str, object]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+
+    def _answer(self, timeout: float) -> str:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("tracekern", timeout)
+        return self._process.stdout.readline()
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def main() -> None:
+    """Forks a process for each line on standard input, and prints its id and how it ended."""
+    sys.path.remove(str(ROOT / "tests"))
+    sys.path[0] = str(ROOT)
+    for name in PRELOADED:
+        __import__(name)
+    gc.freeze()  # forks share these pages as long as none writes to them
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _become_command(json.loads(line))
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        sys.stdout.write(f"{status}\n")
+        sys.stdout.flush()
+
+
+def _become_command(request: dict) -> NoReturn:
+    os.setsid()
+    for descriptor, path in enumerate([os.devnull, *request["files"]]):
+        opened = os.open(path, os.O_RDWR)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.path[0] = request["cwd"]
+    sys.argv = [str(ROOT / "tracekern" / "__main__.py"), *request["words"]]
+    from tracekern.cli.main import main as run_command
+
+    status: object = 1
+    try:
+        run_command()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status if isinstance(status, int) else 0)
