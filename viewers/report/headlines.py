@@ -17,7 +17,7 @@ from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.questions.time import describe_ring, fullest_of_channels
 from tracekern.viewers.report.stage_grid import describe_idle
-from tracekern.viewers.report.verdict import evidence, following, part_of, verdict
+from tracekern.viewers.report.verdict import ON_CPU, evidence, following, part_of, verdict
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
 """Kinds of errors that the lines count, or describe themselves."""
@@ -38,10 +38,10 @@ def headlines(findings: Findings) -> list[Line]:
     """
     if findings.damage:
         return [*_fault(findings), Line("verdict", f"No figure is given: {findings.damage}")]
-    why, next_cost, part = evidence(findings), following(findings), part_of(findings)
+    said, why, next_cost, part = verdict(findings), evidence(findings), following(findings), part_of(findings)
     return [
         *(_fault(findings) or _hang(findings)),
-        Line("verdict", verdict(findings)),
+        Line("verdict", said),
         *([Line("why", why)] if why else []),
         *([Line("next", next_cost)] if next_cost else []),
         *([Line("part", part)] if part else []),
@@ -49,7 +49,7 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         Line("bound", _bound(findings)),
         *([Line("receive", describe_received(findings.received))] if findings.received else []),
-        Line("trust", trust(findings)),
+        Line("trust", trust(findings, said)),
     ]
 
 
@@ -179,7 +179,8 @@ def steadiness(findings: Findings) -> str:
     )
 
 
-def trust(findings: Findings) -> str:
+def trust(findings: Findings, said: str = "") -> str:
+    """said: the verdict, where it stands above. What it says of the CPU backend is not repeated."""
     summary = findings.summary
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
@@ -206,7 +207,7 @@ def trust(findings: Findings) -> str:
     if others > 0:
         parts.append(f"{count(others, 'other span' if findings.waits.num_open else 'span')} never ended")
     parts += [problem.text for problem in findings.timeline.problems if problem.kind == "attempts"]
-    if any(rank.backend == "cpu" for rank in summary.ranks):
+    if any(rank.backend == "cpu" for rank in summary.ranks) and ON_CPU not in said:
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)
 
