@@ -147,22 +147,27 @@ def _bound(findings: Findings) -> str:
 
 
 def _one_iteration(findings: Findings) -> str:
-    """How to leave out an iteration that is more than half of the capture, and so of every number."""
+    """How to leave out an iteration, or start-up and the first, that is more than half of the capture, and so of every
+    number."""
     whole, iterations = findings.critical_path.whole, findings.critical_path.iterations
     if whole is None or len(iterations) < 2:
         return ""
     place, longest = max(enumerate(iterations), key=lambda found: found[1].end_ns - found[1].start_ns)
-    if longest.makespan_ns * 2 <= whole.makespan_ns:
+    name = f"iteration {longest.iteration} is" if longest.iteration else "the first iteration is"
+    them, share_ns = "it", longest.makespan_ns
+    if share_ns * 2 <= whole.makespan_ns and iterations[0].start_ns > whole.start_ns:
+        place, longest = 0, iterations[0]
+        name, them, share_ns = "start-up and the first iteration are", "them", whole.length_until(longest.end_ns)
+    if share_ns * 2 <= whole.makespan_ns:
         return ""
     if longest.start_ns < whole.start_ns or longest.end_ns > whole.end_ns:
         return ""  # of a window that cuts it
-    name = f"iteration {longest.iteration}" if longest.iteration else "the first iteration"
     if place < len(iterations) / 2:
         first_us, last_us = longest.end_ns // 1000 + 1, whole.end_ns // 1000 + 1
     else:
         first_us, last_us = max(0, whole.start_ns // 1000), (longest.start_ns - 1) // 1000
-    share = percent(longest.makespan_ns, whole.makespan_ns)
-    return f"; {name} is {share} of it: --window {first_us}us:{last_us}us leaves it out"
+    share = percent(share_ns, whole.makespan_ns)
+    return f"; {name} {share} of it: --window {first_us}us:{last_us}us leaves {them} out"
 
 
 def steadiness(findings: Findings) -> str:
