@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import OPEN_END, EventClass, Field, Timeline, TrackKind
 
 Slice = tuple[str, int, int, tuple[tuple[str, Any], ...]]
@@ -62,6 +63,8 @@ def begin_arguments(timeline: Timeline, event: int, launch: int, payload: int) -
     if launch >= 0 and kind.event_class is not EventClass.LAUNCH:
         arguments["launch"] = f"{timeline.launches[launch].name} #{timeline.launches[launch].sequence}"
         arguments["epoch"] = timeline.launches[launch].epoch
+        if LaunchIterations(timeline).is_start_up[launch]:
+            arguments["start_up"] = 1
     elif launch >= 0:
         shape = timeline.launches[launch]
         arguments |= {"blocks": shape.blocks_run or shape.num_blocks, "warps": shape.warps_per_block}

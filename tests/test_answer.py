@@ -255,6 +255,7 @@ def test_costs_are_known_where_nobody_is_named(case: Case, silence: Silence, sai
     lines = {line.word: line.text for line in headlines(found)}
     assert lines["verdict"].startswith(f"No cause is named: {said}")
     assert lines["why"].startswith("the largest cost is rank 2's slower work: ")
+    assert "CPU backend" not in lines["trust"], "the verdict has said it"
 
 
 def injected(*injections: Injection) -> Case:

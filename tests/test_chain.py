@@ -108,9 +108,14 @@ def test_json_and_page_tell_why_the_longest_waits_of_a_kept_capture_lasted(comma
         ("host", 0, None, None),
     ]
     assert sum(part["time_ns"] for part in first["chain"]) == first["wait_ns"]
+    *others, last = told["longest_waits"]
+    assert (last["phase"], last["wait_ns"], last["is_start_up"]) == ("rank_barrier.wait_barrier", 110_976, True)
+    assert not any(wait["is_start_up"] for wait in others)
+    assert min(wait["wait_ns"] for wait in others) < last["wait_ns"] < first["wait_ns"], "it comes last all the same"
     path = told["critical_path"]
     assert sum(part["time_ns"] for part in path["parts"]) == path["end_ns"] - path["start_ns"]
     text = page.read_text().replace("\u00a0", " ")
+    assert "<code>rank_barrier.wait_barrier</code> of rank 2, in start-up</td>" in text
     assert "<b>1.44 us</b> ← waiting for launches by rank 0&#x27;s host <b>550 us</b></td>" in text
 
 

@@ -26,7 +26,7 @@ from tracekern.export.first_view import first_view
 from tracekern.export.formats.chrome import write_chrome
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.timeline.load import load
-from tracekern.timeline.model import Timeline, TrackKind
+from tracekern.timeline.model import EventClass, Timeline, TrackKind
 from tracekern.viewers import perfetto_ui, queries
 
 KEPT = Path(__file__).parent.parent / "traces" / "h200x4_late_host"
@@ -190,3 +190,17 @@ def test_open_draws_a_first_view_and_with_all_everything(tmp_path, monkeypatch):
     for options, wanted in ((["--all"], 20_842), ([], num_spans)):
         assert run(*options)[2] == wanted
     assert perfetto_ui.count_spans(capture / "trace.pftrace.gz") == 20_842
+
+
+def test_no_wait_of_start_up_is_what_a_reader_sees_first():
+    """However long it was: the barrier before the first iteration, which here begins 50 ms earlier."""
+    timeline = load(Path(__file__).parent.parent / "traces" / "h200x4")
+    in_barrier = np.append([launch.name == "rank_barrier" for launch in timeline.launches], False)[
+        timeline.spans.launch
+    ]
+    start = timeline.spans.start - 50_000_000 * (in_barrier & timeline.events_of(EventClass.WAIT)[timeline.spans.event])
+    drawing = prepare(timeline.replace(spans=dataclasses.replace(timeline.spans, start=start)))
+    found = first_waits(drawing)
+    assert found.outlier == -1
+    names = [timeline.launches[launch].name for launch in drawing.timeline.spans.launch[[found.longest]].tolist()]
+    assert names == ["dispatch_send"]

@@ -126,6 +126,26 @@ def test_of_equally_common_numbers_of_launches_a_part_of_the_other(launched, cou
     assert (launches.count, launches.set_up_stages) == (count, set_up)
 
 
+@pytest.mark.parametrize(
+    ("launched", "start_up"),
+    [
+        ({"rank_barrier": 1, "a": 3, "b": 3}, ["rank_barrier"]),
+        ({"rank_barrier": 1, "a": 1, "b": 1}, ["rank_barrier"]),
+        ({"a": 1, "rank_barrier": 1}, []),
+        ({"rank_barrier": 3, "a": 3}, []),
+        ({"rank_barrier": 1}, []),
+        ({"prepare": 1, "a": 3, "b": 3, "finish": 1}, ["prepare"]),
+    ],
+    ids=str,
+)
+def test_set_up_ahead_of_the_first_iteration_is_start_up(launched: dict[str, int], start_up: list[str]):
+    timeline = timeline_of({name: range(times) for name, times in launched.items()})
+    launches = LaunchIterations(timeline)
+    of_start_up = zip(timeline.launches, launches.is_start_up.tolist(), strict=True)
+    assert [launch.name for launch, is_start_up in of_start_up if is_start_up] == start_up
+    assert (launches.of_launch[launches.is_start_up] == -1).all()
+
+
 @pytest.mark.parametrize("hung_in", range(3))
 def test_calls_before_the_one_that_hung_are_whole(hung_in):
     names = ("dispatch", "combine", "finish")

@@ -16,8 +16,10 @@ from tracekern.analysis.waits.matrix import wait_matrix
 from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.timeline.counters import count_events
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline, TrackKind
+from tracekern.timeline.select import select, take_spans
 from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import queries
 
@@ -149,12 +151,28 @@ def test_the_slice_of_a_wait_says_what_released_it(case):
 
 
 def test_longest_waits(case):
-    """Those that another rank's signal ended come first."""
+    """Those that another rank's signal ended come first, those of start-up last."""
     waits, spans, rank = case.waits, case.timeline.spans, case.timeline.track_ranks()
+    at_start = LaunchIterations(case.timeline).is_start_up[waits.launch]
     is_released = (waits.signal >= 0) & (spans.end[waits.row] > spans.start[waits.signal])
     is_afar = is_released & (rank[spans.track[waits.signal]] != rank[spans.track[waits.row]])
-    wanted = sorted(zip(~is_afar, -waits.wait_ns, strict=True))[:100]
-    assert case.query("select dur from tk_longest_waits") == [(-less,) for _, less in wanted]
+    wanted = sorted(zip(at_start, ~is_afar & ~at_start, -waits.wait_ns, strict=True))[:100]
+    assert case.query("select dur from tk_longest_waits") == [(-less,) for *_, less in wanted]
+
+
+def test_waits_of_start_up_are_the_last_of_the_longest(tmp_path):
+    """Of the others there are fewer than are listed."""
+    timeline = select(load(TRACES / "h200x4_late_host"), ranks=[2, 3])
+    stages = np.append([launch.name for launch in timeline.launches], "")[timeline.spans.launch]
+    kept = np.isin(stages, ["rank_barrier", "dispatch_send", ""])
+    case = Case(take_spans(timeline, kept), tmp_path / "trace.pftrace")
+    found = case.query("select phase = 'rank_barrier.wait_barrier', start_up = 1, dur from tk_longest_waits")
+    is_barrier, at_start, dur = (list(column) for column in zip(*found, strict=True))
+    number = sum(is_barrier)
+    assert 0 < number < len(found) < 100
+    assert is_barrier == [0] * (len(found) - number) + [1] * number
+    assert [flag or 0 for flag in at_start] == is_barrier
+    assert min(dur[:-number]) < max(dur[-number:]), "the longer of them are not first"
 
 
 def test_long_waits_that_no_signal_ended_do_not_head_the_longest(tmp_path):

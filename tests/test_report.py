@@ -20,7 +20,7 @@ from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.gantt import choose_iterations
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.formatting import duration, percent
-from tracekern.timeline.iterations import find_iterations
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
@@ -337,24 +337,39 @@ def test_links_are_held_against_a_measured_limit(findings, tmp_path):
 
 def test_a_first_iteration_that_hides_the_others_says_how_to_see_them(findings, command_line):
     (bound,) = [line.text for line in headlines(findings) if line.word == "bound"]
-    window = re.search(r"the first iteration is 69 % of it: --window (\S+) leaves it out", bound)[1]
+    window = re.search(r"start-up and the first iteration are 69 % of it: --window (\S+) leaves them out", bound)[1]
     others = command_line("report", TRACES / "h200x4", "--window", window, "--json")
     assert "which is 783 us long, is before kernels of rank 0" in json.loads(others.stdout)["bound"]
     assert not any("--window" in line.text for line in headlines(analyze(load(TRACES / "h200x4_late_host"))))
 
 
+def late_from(number: int, stage: str) -> Timeline:
+    """A kept capture in which all from this stage of this iteration on comes 20 ms later."""
+    timeline = load(TRACES / "h200x4_late_host")
+    own = LaunchIterations(timeline)
+    is_behind = own.stage_of_launch >= own.stages.index(stage)
+    is_later = (own.of_launch > number) | (own.of_launch == number) & is_behind
+    later = np.where(np.append(is_later, False)[timeline.spans.launch], 20_000_000, 0)
+    spans = timeline.spans
+    return timeline.replace(spans=dataclasses.replace(spans, start=spans.start + later, end=spans.end + later))
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("dispatch_send", "start-up and the first iteration are"),
+        ("combine_send", "the first iteration is"),
+    ],
+)
+def test_what_comes_before_the_first_iteration_is_not_counted_as_its_own(stage: str, said: str):
+    (bound,) = [line.text for line in headlines(analyze(late_from(0, stage))) if line.word == "bound"]
+    them = "it" if said.endswith("is") else "them"
+    assert re.search(rf"; {said} [789]\d % of it: --window \d+us:\d+us leaves {them} out$", bound), bound
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_any_iteration_that_hides_the_others_says_how_to_see_them(number):
-    timeline = load(TRACES / "h200x4_late_host")
-    iterations = find_iterations(timeline)
-    is_later = np.append(iterations.of_launch, -1)[timeline.spans.launch] >= number
-    spans = timeline.spans
-    late = dataclasses.replace(
-        spans,
-        start=np.where(is_later, spans.start + 20_000_000, spans.start),
-        end=np.where(is_later, spans.end + 20_000_000, spans.end),
-    )
-    timeline = timeline.replace(spans=late)
+    timeline = late_from(number, "dispatch_send")
     (bound,) = [line.text for line in headlines(analyze(timeline)) if line.word == "bound"]
     share, first, last = re.search(
         rf"iteration {number} is (\d+) % of it: --window (\d+)us:(\d+)us leaves", bound

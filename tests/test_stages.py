@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import BARRIER, COPY, LAUNCH, SIGNAL, WAIT, make_launch, make_spans, make_timeline, timelines
 
-from tracekern.analysis.findings import analyze
+from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.stages import StageTimes, stage_times
 from tracekern.formatting import duration
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, TrackKind
+from tracekern.viewers.report.questions.stages import draw
 from tracekern.viewers.report.report_page import report_page
 from tracekern.viewers.report.stage_grid import about_times, describe_idle, stage_grid
 
@@ -213,3 +214,16 @@ def test_the_page_says_where_ranks_differ_most_and_for_how_much_nobody_works():
     assert "no warp works in this share of the kernels&#x27; time: 62 % on rank 0 (292 us)" in part.replace("No", "no")
     cells = "".join(f'<td class="number">{duration(ns)}</td>' for ns in found.stages.stages[1].idle_ns)
     assert f'<td>dispatch_send</td><td>rank 3</td><td class="number">5</td>{cells}' in part
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cpu_8_ranks", "<b>combine_send</b>: <b>1.55 x</b>"),
+        ("h100x2_pipelined", "<b>dispatch_combine</b>: <b>1.70 x</b>"),
+    ],
+)
+def test_a_barrier_at_the_start_is_not_where_ranks_differ_most(name: str, said: str):
+    found = Findings(load(TRACES / name))
+    assert [row.stage for row in found.stages.stages if row.is_start_up] == ["rank_barrier"]
+    assert f"The slowest rank exceeds the mean most in {said}" in draw(found).text.replace("\u00a0", " ")

@@ -30,8 +30,8 @@ from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, criti
 from tracekern.analysis.why.moments import Moments, find_moments
 from tracekern.formatting import duration, percent
 from tracekern.timeline.damage import damage_of
-from tracekern.timeline.iterations import Iterations, find_iterations
-from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
+from tracekern.timeline.iterations import Iterations, LaunchIterations, find_iterations
+from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 
 
@@ -172,16 +172,28 @@ class Findings:
 
     @cached_property
     def longest_waits(self) -> tuple[Chain, ...]:
-        """The longest wait of each phase and why it lasted; none where no critical path is known."""
+        """The longest wait of each phase and why it lasted; none where no critical path is known.
+
+        Those of start-up come last.
+        """
         ended = _without_endless(self.waits)
-        return self.chains(ended.row[longest_of_phases(ended)].tolist())
+        return self.chains(ended.row[longest_of_phases(ended, self._is_start_up[ended.launch])].tolist())
+
+    @cached_property
+    def _is_start_up(self) -> Mask:
+        """[num_launches + 1] by launch; the last is of a span of no launch."""
+        return np.append(LaunchIterations(self.timeline).is_start_up, False)
 
     def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
         """Why each of these waits lasted, which are rows of timeline.spans."""
         if isinstance(self.moments, str):
             return ()
         walker = PathWalker(self.timeline, self.graph, self._ended_waits, self.moments)
-        return tuple(find_chain(self.timeline, self._ended_waits, self.moments, walker, row) for row in rows)
+        is_start_up = self._is_start_up[self.timeline.spans.launch[list(rows)]].tolist()
+        return tuple(
+            find_chain(self.timeline, self._ended_waits, self.moments, walker, row, flag)
+            for row, flag in zip(rows, is_start_up, strict=True)
+        )
 
     @cached_property
     def hang(self) -> Hang | None:

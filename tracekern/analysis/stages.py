@@ -7,7 +7,7 @@ that started to the last that ended; nothing is compared across clocks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class StageTime:
     """9 of 10 calls take no longer."""
     idle_ns: tuple[float, ...]
     """For how long no warp works, of calls that lack no record; nan for a rank without one."""
+    is_start_up: bool = False
+    """Whether all of its launches came before the first iteration."""
 
     @property
     def mean_ns(self) -> float:
@@ -114,10 +116,12 @@ def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
     idle = idle[is_counted]
     stage = iterations.stage_of_launch[launch]
     rows = [
-        _medians(
-            iterations.stages[number], rank[stage == number], length[stage == number], idle[stage == number], ranks
+        replace(
+            _medians(iterations.stages[number], rank[of], length[of], idle[of], ranks),
+            is_start_up=bool(iterations.is_start_up[launch[of]].all()),
         )
         for number in dict.fromkeys(stage.tolist())
+        for of in [stage == number]
     ]
     return StageTimes(
         ranks=ranks,

@@ -167,6 +167,7 @@ def _paths(findings: Findings) -> dict[str, Any]:
             "phase": str(chain.phase),
             "start_ns": chain.start_ns,
             "wait_ns": chain.wait_ns,
+            "is_start_up": chain.is_start_up,
             "chain": [_part(link) for link in chain.links],
         }
         for chain in findings.longest_waits

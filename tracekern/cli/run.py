@@ -479,7 +479,7 @@ def _chosen_options(report: RunReport) -> list[str]:
     variant = report.options.variant
     options = FAMILY_OF[variant].options_of(variant) if variant in FAMILY_OF else []
     values = {option: max(rank.family_options.get(option.name, 0) for rank in report.ranks) for option in options}
-    return [option.describe(value) for option, value in values.items() if value]
+    return [said for option, value in values.items() if value and (said := option.describe(value))]
 
 
 def _table(variant: str, ranks: list[tuple[RankReport, RankSummary | None]]) -> object:

@@ -16,7 +16,7 @@ from tracekern.comm.group import Group, require_group
 from tracekern.comm.heap import SymmetricHeap
 from tracekern.comm.symmetric_memory import MappedHeap, SymmetricAllocator, SymmetricTensor
 from tracekern.dump.fault import describe_fault, parse_fault
-from tracekern.dump.format import ALIGN
+from tracekern.dump.format import ALIGN, RANK_BARRIER
 from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
 from tracekern.formatting import shown
 
@@ -202,7 +202,7 @@ class Communicator:
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
         """Waits until all ranks have arrived. A kernel of one warp, recorded where `capture` is given."""
-        self._start_barrier("rank_barrier", self._barrier_events, capture)
+        self._start_barrier(RANK_BARRIER, self._barrier_events, capture)
         self.synchronize()
 
     def align(self, capture: LaunchRecorder | None = None) -> None:

@@ -80,6 +80,8 @@ NAME_BYTES = 95
 """Longest name of a launch or a host span, and longest key of a launch."""
 ALIGN = "align"
 """Name of launches that hold back every rank until all are there. No cost counts what lies before their end."""
+RANK_BARRIER = "rank_barrier"
+"""Name of launches in which a communicator's `barrier()` waits for all ranks."""
 
 ENTRY_COUNTED_ONLY = 1
 """Bit of LaunchEntry.flags: a launch inside `capture.counting()`; it is left out of the dump."""

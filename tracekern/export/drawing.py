@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.timeline.iterations import find_iterations
+from tracekern.timeline.iterations import LaunchIterations, find_iterations
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
@@ -28,7 +29,7 @@ from tracekern.timeline.open_spans import known_ends
 from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]
-RESERVED_ARGUMENTS = frozenset({"launch", "launch_key", "epoch", "open", "released_by"})
+RESERVED_ARGUMENTS = frozenset({"launch", "launch_key", "start_up", "epoch", "open", "released_by"})
 """Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
 
 MANY_ITERATIONS = 3
@@ -56,6 +57,16 @@ class Drawing:
     """What of the timeline is drawn, in words; "" where all is."""
     released_by: tuple[list[str], Int64] | None = None
     """Of a part: texts of the signals that ended waits, also of those not drawn, and [num_spans] which, -1 for none."""
+
+    @cached_property
+    def is_start_up(self) -> Mask:
+        """[num_launches] Those before the first iteration of their rank, and those that align ranks."""
+        return LaunchIterations(self.timeline).is_start_up
+
+    @property
+    def in_start_up(self) -> Mask:
+        """[num_spans]"""
+        return np.append(self.is_start_up, False)[self.timeline.spans.launch]
 
     def problem_times(self) -> list[tuple[Problem, int]]:
         """Each problem with the time to draw it at: the end of its track, where a loss began, or the start of all.
@@ -117,7 +128,7 @@ def _choices(drawing: Drawing) -> list[Mask]:
     """Waits on device tracks, [num_spans] masks, the preferred ones first.
 
     Preferred is one that never ended, on a rank that lived to close its capture: what a kernel hung in. Then one that a
-    signal released, first of all that of another rank: it has an arrow to follow.
+    signal released, first of all that of another rank: it has an arrow to follow. One of start-up comes last.
     """
     timeline = drawing.timeline
     is_wait = timeline.events_of(EventClass.WAIT)
@@ -130,7 +141,8 @@ def _choices(drawing: Drawing) -> list[Mask]:
     rank = timeline.track_ranks()[spans.track]
     is_released = chosen & (drawing.releaser >= 0)
     from_afar = is_released & (rank[drawing.releaser] != rank)
-    return [hung & is_alive[spans.track], hung, from_afar, is_released, chosen]
+    later = ~drawing.in_start_up
+    return [hung & is_alive[spans.track], hung, from_afar & later, is_released & later, chosen & later, chosen]
 
 
 def prepare(timeline: Timeline) -> Drawing:

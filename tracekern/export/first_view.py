@@ -111,7 +111,7 @@ def _longest_waits(drawing: Drawing) -> list[int]:
     waits = np.flatnonzero(is_wait & (drawing.releaser >= 0))
     waits = waits[rank[waits] != rank[drawing.releaser[waits]]]
     wait_ns = drawing.draw_end[waits] - timeline.spans.start[waits]
-    return [int(wait) for wait in waits[np.argsort(-wait_ns, kind="stable")[:_LONGEST]]]
+    return [int(wait) for wait in waits[np.lexsort((-wait_ns, drawing.in_start_up[waits]))[:_LONGEST]]]
 
 
 def _with_signals(drawing: Drawing, waits: Sequence[int]) -> list[int]:

@@ -56,7 +56,7 @@ class Option:
     high: int
     variants: tuple[str, ...]
     describe: Callable[[int], str]
-    """Describes the chosen value in the output of a run."""
+    """Describes the chosen value in the output of a run; "" leaves it out."""
     names: tuple[str, ...] = ()
     """Names of the values from 1 on, where users choose by name."""
     default: int = 0

@@ -4,7 +4,7 @@ A stage is a launch name. The number of iterations is the commonest number of la
 times as often belongs to each k times, and a stage launched any other number of times is set-up and belongs to none. Of
 equally common numbers it is the largest, or one above 1 that this is a multiple of. Launches that a flight recorder or
 a capture of each N-th launch did not keep are counted, and where the run did not come to its end, a stage may lack what
-it had still to do. A launch named `align` belongs to none.
+it had still to do. A launch named `align` belongs to none, nor does a single barrier of the ranks ahead of all others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.dump.format import RANK_BARRIER
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Mask, Timeline
 
 _CUT_SHORT = ("open_span", "open_work", "salvaged", "running", "launch_not_recorded", "launch_lost")
@@ -29,11 +30,13 @@ class LaunchIterations:
         of_stage: dict[str, list[int]] = {}
         for launch in timeline.launches:
             of_stage.setdefault(launch.name, []).append(launch.sequence)
-        aligns = {launch.name for launch in timeline.launches if launch.is_align}
+        outside = {launch.name for launch in timeline.launches if launch.is_align}
         self.stages = tuple(of_stage)
+        if len(self.stages) > 1 and self.stages[0] == RANK_BARRIER and not any(of_stage[RANK_BARRIER]):
+            outside.add(RANK_BARRIER)
         is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
-        lengths = {name: max(found) // step + 1 for name, found in of_stage.items() if name not in aligns}
-        times = dict.fromkeys(aligns, 0) | _times_an_iteration(lengths, step, is_cut)
+        lengths = {name: max(found) // step + 1 for name, found in of_stage.items() if name not in outside}
+        times = dict.fromkeys(outside, 0) | _times_an_iteration(lengths, step, is_cut)
         self.set_up_stages = tuple(name for name in self.stages if not times[name])
         iteration = [
             launch.sequence // times[launch.name] if times[launch.name] else -1 for launch in timeline.launches
@@ -45,12 +48,24 @@ class LaunchIterations:
         """[num_launches] its iteration, -1: set-up."""
         stage = {name: i for i, name in enumerate(self.stages)}
         self.stage_of_launch = np.array([stage[launch.name] for launch in timeline.launches], np.int32)
+        self.is_start_up = _is_start_up(timeline, self.of_launch)
+        """[num_launches] Whether it is set-up and its rank had no launch of an iteration yet; or an `align`."""
         self.is_measured = self.of_launch >= self.first_measured
         num_launches = np.bincount(self.of_launch[self.of_launch >= 0], minlength=self.count)
         is_part = is_cut or any(min(found) > 0 for found in of_stage.values())
         is_whole = (num_launches == num_launches.max(initial=0)) | (not is_part)
         self.is_whole = is_whole & (step == 1 or max(times.values(), default=0) <= 1)  # else each lacks some of a stage
         """[count] False for one that lacks launches: not kept, or never made."""
+
+
+def _is_start_up(timeline: Timeline, of_launch: Int32) -> Mask:
+    """A rank without any iteration has no start-up."""
+    rank = np.array([launch.rank for launch in timeline.launches], np.int64)
+    in_iteration = of_launch >= 0
+    first = {of: int(np.argmax((rank == of) & in_iteration)) for of in np.unique(rank[in_iteration]).tolist()}
+    is_align = np.array([launch.is_align for launch in timeline.launches], bool)
+    is_ahead = np.arange(len(rank)) < np.array([first.get(of, 0) for of in rank.tolist()], np.int64)
+    return np.asarray(is_align | (is_ahead & ~in_iteration), bool)
 
 
 def _times_an_iteration(lengths: dict[str, int], step: int, is_cut: bool) -> dict[str, int]:

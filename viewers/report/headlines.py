@@ -17,7 +17,7 @@ from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.questions.time import describe_ring, fullest_of_channels
 from tracekern.viewers.report.stage_grid import describe_idle
-from tracekern.viewers.report.verdict import evidence, following, part_of, verdict
+from tracekern.viewers.report.verdict import ON_CPU, evidence, following, part_of, verdict
 
 _TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
 """Kinds of errors that the lines count, or describe themselves."""
@@ -38,10 +38,10 @@ def headlines(findings: Findings) -> list[Line]:
     """
     if findings.damage:
         return [*_fault(findings), Line("verdict", f"No figure is given: {findings.damage}")]
-    why, next_cost, part = evidence(findings), following(findings), part_of(findings)
+    said, why, next_cost, part = verdict(findings), evidence(findings), following(findings), part_of(findings)
     return [
         *(_fault(findings) or _hang(findings)),
-        Line("verdict", verdict(findings)),
+        Line("verdict", said),
         *([Line("why", why)] if why else []),
         *([Line("next", next_cost)] if next_cost else []),
         *([Line("part", part)] if part else []),
@@ -49,7 +49,7 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         Line("bound", _bound(findings)),
         *([Line("receive", describe_received(findings.received))] if findings.received else []),
-        Line("trust", trust(findings)),
+        Line("trust", trust(findings, said)),
     ]
 
 
@@ -147,22 +147,27 @@ def _bound(findings: Findings) -> str:
 
 
 def _one_iteration(findings: Findings) -> str:
-    """How to leave out an iteration that is more than half of the capture, and so of every number."""
+    """How to leave out an iteration, or start-up and the first, that is more than half of the capture, and so of every
+    number."""
     whole, iterations = findings.critical_path.whole, findings.critical_path.iterations
     if whole is None or len(iterations) < 2:
         return ""
     place, longest = max(enumerate(iterations), key=lambda found: found[1].end_ns - found[1].start_ns)
-    if longest.makespan_ns * 2 <= whole.makespan_ns:
+    name = f"iteration {longest.iteration} is" if longest.iteration else "the first iteration is"
+    them, share_ns = "it", longest.makespan_ns
+    if share_ns * 2 <= whole.makespan_ns and iterations[0].start_ns > whole.start_ns:
+        place, longest = 0, iterations[0]
+        name, them, share_ns = "start-up and the first iteration are", "them", whole.length_until(longest.end_ns)
+    if share_ns * 2 <= whole.makespan_ns:
         return ""
     if longest.start_ns < whole.start_ns or longest.end_ns > whole.end_ns:
         return ""  # of a window that cuts it
-    name = f"iteration {longest.iteration}" if longest.iteration else "the first iteration"
     if place < len(iterations) / 2:
         first_us, last_us = longest.end_ns // 1000 + 1, whole.end_ns // 1000 + 1
     else:
         first_us, last_us = max(0, whole.start_ns // 1000), (longest.start_ns - 1) // 1000
-    share = percent(longest.makespan_ns, whole.makespan_ns)
-    return f"; {name} is {share} of it: --window {first_us}us:{last_us}us leaves it out"
+    share = percent(share_ns, whole.makespan_ns)
+    return f"; {name} {share} of it: --window {first_us}us:{last_us}us leaves {them} out"
 
 
 def steadiness(findings: Findings) -> str:
@@ -179,7 +184,8 @@ def steadiness(findings: Findings) -> str:
     )
 
 
-def trust(findings: Findings) -> str:
+def trust(findings: Findings, said: str = "") -> str:
+    """said: the verdict, where it stands above. What it says of the CPU backend is not repeated."""
     summary = findings.summary
     lost = sum(rank.records_lost for rank in summary.ranks)
     salvaged = [rank.rank for rank in summary.ranks if rank.state == "salvaged"]
@@ -206,7 +212,7 @@ def trust(findings: Findings) -> str:
     if others > 0:
         parts.append(f"{count(others, 'other span' if findings.waits.num_open else 'span')} never ended")
     parts += [problem.text for problem in findings.timeline.problems if problem.kind == "attempts"]
-    if any(rank.backend == "cpu" for rank in summary.ranks):
+    if any(rank.backend == "cpu" for rank in summary.ranks) and ON_CPU not in said:
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)
 

@@ -14,6 +14,7 @@ from tracekern.viewers.report.held_up import describe_held_up
 
 HOST_OR_KERNEL = "host or an unrecorded kernel"
 """What a gap before a kernel may be where nothing says that it was the host."""
+ON_CPU = "the CPU backend shows order and coverage, never durations of a GPU"
 _ALONE = "One rank: no other to compare it with."
 _CONTRADICTED = "; doubtful, as waits ended before their signals began, and of links nothing is said"
 _ROUNDING_NS = 2
@@ -159,7 +160,7 @@ def _why_none(answer: Answer) -> str:
     if answer.silence is Silence.NO_COST:
         return answer.note
     if answer.silence is Silence.CPU:
-        return "the CPU backend shows order and coverage, never durations of a GPU"
+        return ON_CPU
     if answer.silence is Silence.FEW_ITERATIONS:
         return f"{number} on record can be described, not judged"
     return f"over {number}, no rank and no link costs more than chance explains"

@@ -4,6 +4,7 @@
 --   signal_id               the signal that arrived last; null where the trace has none
 --   released_by             the same in words, also where the trace has no arrow for it
 --   late, drain, rest       they add up to dur; late and drain are null without a signal
+--   start_up                1 where its launch came before the first iteration of its rank, else null
 --   side                    which of two captures side by side, as `tracekern diff` writes them; '' where there is one
 -- Waits that never ended are left out. Same numbers as tracekern.analysis.waits for data and credit channels.
 -- A rank is a row right below the one at the top, named `rank 0 ...` or, of two captures, `A rank 0 ...`; its warps are
@@ -73,7 +74,8 @@ select
   min(max(l.s1 - w.ts, 0), w.dur) - min(max(l.s0 - w.ts, 0), w.dur) as drain,
   w.dur - coalesce(min(max(l.s1 - w.ts, 0), w.dur), 0) as rest,
   extract_arg(w.arg_set_id, 'debug.released_by') as released_by,
-  w.side
+  w.side,
+  extract_arg(w.arg_set_id, 'debug.start_up') as start_up
 from tk_span w
 left join last l on l.wait_id = w.id and l.place = 1
 left join tk_track t on t.track_id = l.source

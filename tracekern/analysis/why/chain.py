@@ -12,7 +12,7 @@ from tracekern.analysis.why.critical_path import PathPart, PathWalker, Stretches
 from tracekern.analysis.why.graph import EdgeKind
 from tracekern.analysis.why.moments import Moments
 from tracekern.formatting import brief
-from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.model import Int64, Mask, Timeline
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Chain:
     phase: Phase
     start_ns: int
     wait_ns: int
+    is_start_up: bool
+    """Whether it lies in a launch that came before the first iteration."""
     links: tuple[PathPart, ...]
     """Messages, kernels and gaps, the last one first; a kernel has the phase that took most of its time. They sum to
     the wait, less what its warp did in it once it was over. Empty where nothing on record ended it."""
@@ -30,17 +32,22 @@ class Chain:
     __repr__ = brief
 
 
-def longest_of_phases(waits: Waits) -> Int64:
-    """Returns indices into `waits`: the longest wait of each phase, longest first."""
+def longest_of_phases(waits: Waits, is_start_up: Mask) -> Int64:
+    """Returns indices into `waits`: the longest wait of each phase, longest first; those of start-up come last.
+
+    is_start_up: [num_waits]
+    """
     longest = np.zeros(len(waits.phases), np.int64)
     np.maximum.at(longest, waits.phase, waits.wait_ns)
     found = np.flatnonzero(waits.wait_ns == longest[waits.phase])
     _, first = np.unique(waits.phase[found], return_index=True)
     found = found[first]
-    return found[np.argsort(-waits.wait_ns[found], kind="stable")]
+    return found[np.lexsort((-waits.wait_ns[found], is_start_up[found]))]
 
 
-def find_chain(timeline: Timeline, waits: Waits, moments: Moments, walker: PathWalker, row: int) -> Chain:
+def find_chain(
+    timeline: Timeline, waits: Waits, moments: Moments, walker: PathWalker, row: int, is_start_up: bool
+) -> Chain:
     """Returns the chain of the wait `row` of Timeline.spans. waits: all of the Timeline."""
     wait = int(np.searchsorted(waits.row, row))
     start_ns, heard = int(timeline.spans.start[row]), moments.run_graph.heard
@@ -52,7 +59,7 @@ def find_chain(timeline: Timeline, waits: Waits, moments: Moments, walker: PathW
             largest, *others = walker.parts(link)
             links.append(dataclasses.replace(largest, time_ns=largest.time_ns + sum(part.time_ns for part in others)))
     phase = waits.phases[waits.phase[wait]]
-    return Chain(row, int(waits.rank[wait]), phase, start_ns, int(waits.wait_ns[wait]), tuple(links))
+    return Chain(row, int(waits.rank[wait]), phase, start_ns, int(waits.wait_ns[wait]), is_start_up, tuple(links))
 
 
 def _links(path: Stretches) -> list[Stretches]:

@@ -121,7 +121,11 @@ class IterationPath:
 
     @property
     def makespan_ns(self) -> int:
-        return int((self.stretches.end - self.stretches.start).sum())
+        return self.length_until(self.end_ns)
+
+    def length_until(self, time_ns: int) -> int:
+        """How much of the path lies before a moment."""
+        return int((np.minimum(self.stretches.end, time_ns) - np.minimum(self.stretches.start, time_ns)).sum())
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,8 @@ class CriticalPath:
     whole: IterationPath | None
     """None where there is nothing on record, or nothing to compare; `note` says so."""
     iterations: tuple[IterationPath, ...]
-    """From the end of the iteration before to its own end; the first from the first event. Empty where the capture has
-    no launches that repeat."""
+    """From the end of the iteration before to its own end; the first from the start of its first kernel: what lies
+    before is start-up. Empty where the capture has no launches that repeat."""
     note: str
 
     __repr__ = brief
@@ -159,8 +163,8 @@ def critical_path(
 
     whole = path_of(-1, int(shown[schedule.end[shown].argmax()]), int(schedule.start[shown].min()))
     iterations = []
-    floor = run_graph.start_ns
-    for iteration, launch in _iteration_ends(timeline, graph):
+    floor, ends = _iteration_ends(timeline, graph)
+    for iteration, launch in ends:
         path = path_of(iteration, launch, floor)
         if path.end_ns > floor and reaches_into(window, np.array([floor]), np.array([path.end_ns])).all():
             iterations.append(path)
@@ -250,14 +254,15 @@ class PathWalker:
         )
 
 
-def _iteration_ends(timeline: Timeline, graph: EventGraph) -> list[tuple[int, int]]:
-    """(number, launch that ended last) of each iteration; none where nothing repeats."""
+def _iteration_ends(timeline: Timeline, graph: EventGraph) -> tuple[int, list[tuple[int, int]]]:
+    """When the first iteration began, and (number, launch that ended last) of each; none where nothing repeats."""
     schedule, iterations = graph.schedule, LaunchIterations(timeline)
     if iterations.count < 2:
-        return []
+        return 0, []
     launch = schedule.order[schedule.order < len(timeline.launches)]
     launch = launch[iterations.of_launch[launch] >= 0]
     launch = launch[np.lexsort((schedule.end[launch], iterations.of_launch[launch]))]
     number = iterations.of_launch[launch]
     is_last = np.append(number[1:] != number[:-1], True)[: len(number)]  # none where no such launch left anything
-    return list(zip(number[is_last].tolist(), launch[is_last].tolist(), strict=True))
+    begun_ns = int(schedule.start[launch[number == number[:1]]].min(initial=_LATE))
+    return begun_ns, list(zip(number[is_last].tolist(), launch[is_last].tolist(), strict=True))

@@ -449,7 +449,7 @@ def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node
     latest = np.full(len(number), _NEVER)
     np.maximum.at(latest, meeting, schedule.start[launch])
     met = edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
-    seen = np.maximum(schedule.end[launch] - latest[meeting], 0)
+    seen = schedule.end[launch] - latest[meeting]  # below 0 by clocks that contradict the barrier
     edges.add(EdgeKind.MEETING, first_node + meeting, 1 + count + launch, seen)
     return met, len(number)
 

@@ -112,7 +112,10 @@ class _Writer:
         self._sources, self._targets = _flows_by_span(drawing)
         self._begin_arguments = [_argument_formatter(event.begin_fields, event, 0) for event in self._timeline.events]
         self._end_arguments = [_argument_formatter(event.end_fields, event, 1) for event in self._timeline.events]
-        self._launch_arguments = [_launch_arguments(launch) for launch in self._timeline.launches]
+        self._launch_arguments = [
+            _launch_arguments(launch, start_up)
+            for launch, start_up in zip(self._timeline.launches, drawing.is_start_up.tolist(), strict=True)
+        ]
         self._bytes, self._groups = bytes_of_spans(self._timeline).tolist(), groups_of_spans(self._timeline).tolist()
         texts, self._releaser = labels.describe_releasers(drawing)
         self._released_by = [f'"released_by":{_json(text)}' for text in texts]
@@ -304,9 +307,10 @@ def _name(kind: EventType, launch: int, payload: int, launches: tuple[Launch, ..
     return kind.name
 
 
-def _launch_arguments(launch: Launch) -> str:
+def _launch_arguments(launch: Launch, is_start_up: bool) -> str:
     key = f'"launch_key":{_json(launch.key)},' if launch.key else ""
-    return f'"launch":{_json(f"{launch.name} #{launch.sequence}")},{key}"epoch":{launch.epoch}'
+    start_up = '"start_up":1,' if is_start_up else ""
+    return f'"launch":{_json(f"{launch.name} #{launch.sequence}")},{key}{start_up}"epoch":{launch.epoch}'
 
 
 def _argument_formatter(fields: tuple[Field, ...], event: EventType, which: int) -> Callable[[int], str]:

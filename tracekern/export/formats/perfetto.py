@@ -157,8 +157,8 @@ def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: 
         "tracks": [(rows.rows[row].uuid, rows.rows[row].sequence) for row in rows.of_track],
         "events": [_event_table_entry(event, interner, host_iid) for event in timeline.events],
         "launches": [
-            _launch_table_entry(launch, interner, rows.rows[rows.of_rank.get(launch.rank, 0)].sequence)
-            for launch in timeline.launches
+            _launch_table_entry(launch, start_up, interner, rows.rows[rows.of_rank.get(launch.rank, 0)].sequence)
+            for launch, start_up in zip(timeline.launches, drawing.is_start_up.tolist(), strict=True)
         ],
         "lane_stride": rows.lane_stride,
         "time_shift": time_shift,
@@ -232,7 +232,9 @@ def _field_table(fields: tuple[Field, ...], names: list[str], interner: Interner
     return table
 
 
-def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tuple[int, bytes, bytes, int]:
+def _launch_table_entry(
+    launch: Launch, is_start_up: bool, interner: Interner, sequence: int
+) -> tuple[int, bytes, bytes, int]:
     def number(name: str, value: int) -> bytes:
         return interned_annotation(interner.iid(Interned.ANNOTATION_NAME, name), value=value)
 
@@ -241,6 +243,8 @@ def _launch_table_entry(launch: Launch, interner: Interner, sequence: int) -> tu
     if launch.key:
         text_iid = interner.iid(Interned.ANNOTATION_STRING, launch.key, sequence)
         which += interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch_key"), text_iid=text_iid)
+    if is_start_up:
+        which += number("start_up", 1)
     shape = b"".join(number(name, value) for name, value in launch_shape(launch).items())
     group_iid = interner.iid(Interned.ANNOTATION_NAME, launch.group_field) if launch.group_field else 0
     name_iid = interner.iid(Interned.EVENT_NAME, launch.name, sequence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tracekern.formatting import count
 from tracekern.moe.family import Family, Option
 from tracekern.moe.p2p.pipeline import MAX_PARTITIONS, P2PPipeline
 from tracekern.moe.p2p.reference import REDUCING, expected
@@ -21,7 +20,7 @@ FAMILY = Family(
             help="Partitions of a rank's tokens in pipelined, two in flight at a time; 0: by their bytes.",
             high=MAX_PARTITIONS,
             variants=("pipelined",),
-            describe=lambda number: f"in at most {count(number, 'partition')}",
+            describe=lambda number: f"in at most {number} partitions" if number > 1 else "",
         ),
     ),
 )

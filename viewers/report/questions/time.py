@@ -183,7 +183,11 @@ def _phase_table(findings: Findings) -> str:
 
 def _chain_table(chains: tuple[Chain, ...]) -> str:
     rows = [
-        [f"<code>{escape(chain.phase)}</code> of rank {chain.rank}", duration(chain.wait_ns), _chain(chain)]
+        [
+            f"<code>{escape(chain.phase)}</code> of rank {chain.rank}{', in start-up' if chain.is_start_up else ''}",
+            duration(chain.wait_ns),
+            _chain(chain),
+        ]
         for chain in chains[:_MAX_PHASES]
     ]
     return table(["wait", "lasted", "why, from its end back to its begin"], rows)
