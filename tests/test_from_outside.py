@@ -124,6 +124,25 @@ print(os.wait()[1], step("of the rank"))
     }
 
 
+def test_a_kernel_may_start_when_its_capture_has_closed(tmp_path: Path):
+    """As where stop() is called between tracekern.launch() and the kernel. It crashed in unmapped memory."""
+    program = f"""
+import gc, threading
+tracekern.start("out")
+launches = []
+ask = lambda: launches.append(tracekern.launch("demo", grid=2, warps=2, events={TABLE!r}))
+thread = threading.Thread(target=ask)
+thread.start()
+thread.join()
+tracekern.stop()
+gc.collect()
+run_kernel(launches[0].descriptor, 2, 2, 3)
+sys.exit(5)
+"""
+    ended = run(program, tmp_path)
+    assert (ended.returncode, ended.stderr) == (5, "")
+
+
 def test_options_come_as_json(tmp_path: Path):
     program = "print(*(step() for _ in range(4)))"
     ended = run(program, tmp_path, TRACEKERN_CAPTURE="out", TRACEKERN_CAPTURE_OPTIONS='{"every": 2}')
@@ -140,6 +159,17 @@ def test_options_come_as_json(tmp_path: Path):
         assert line.startswith(f"capture {tmp_path}/none: ")
         assert why in line
     assert not (tmp_path / "none").exists()
+
+
+def test_a_working_directory_that_is_gone_is_a_line(tmp_path: Path):
+    (tmp_path / "gone").mkdir()
+    program = "os.chdir('gone'); os.rmdir('../gone'); print(step(), step())"
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out")
+    assert (ended.returncode, ended.stdout) == (0, "False False\n")
+    assert ended.stderr == (
+        "capture out: out: the working directory is gone; give an absolute path; "
+        "nothing more is recorded, the run goes on\n"
+    )
 
 
 def test_a_rank_that_never_joins_the_others_says_so_at_its_end(tmp_path: Path):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump import format as fmt
@@ -18,6 +19,7 @@ from tracekern.record.selection import KernelTable, Selection
 from tracekern.record.setup import is_text
 from tracekern.record.sinks import SinkChoice
 from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import is_of_launch
 from tracekern.segment.writer import MAX_LAUNCHES
 
 if TYPE_CHECKING:
@@ -196,6 +198,14 @@ class Launches:
         """Returns whether a kernel that has begun to record has not ended."""
         return any(_is_running(self._segment.track_headers(entry)) for entry in self._segment.launches())
 
+    def is_any_to_start(self, descriptors: Collection[int]) -> bool:
+        """Returns whether a kernel that got one of these descriptors has not begun to record."""
+        regions = {descriptor // fmt.ALIGNMENT * fmt.ALIGNMENT - self._segment.address for descriptor in descriptors}
+        entries = self._segment.launches()
+        offsets = entries["headers_offset"].astype(np.int64) - fmt.LAUNCH_DESCRIPTOR.itemsize
+        asked = entries[np.isin(offsets, list(regions))]
+        return any(not _has_begun(entry, self._segment.track_headers(entry)) for entry in asked)
+
     def unknown_names(self) -> list[str]:
         """Returns the selected events and roles that no kernel has."""
         return self._selection.unknown_names(list(self._tables.values()))
@@ -205,6 +215,10 @@ class Launches:
         if key not in self._tables:
             self._tables[key] = KernelTable.parse(*key)
         return self._tables[key]
+
+
+def _has_begun(entry: Any, headers: npt.NDArray[Any]) -> bool:
+    return bool(((headers["started"] != 0) & is_of_launch(entry, headers)).any())
 
 
 def _is_running(headers: npt.NDArray[Any]) -> bool:
