@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -212,6 +213,46 @@ def my_kernel() -> Path:
     includes = [f"-I{path}" for path in (pybind11.get_include(), sysconfig.get_path("include"))]
     flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DHEADERS=x{headers.hexdigest()}", *includes)
     return compile_cached(("g++", *flags), ROOT / "examples" / "my_kernel" / "my_kernel.cpp", ".so")
+
+
+@pytest.mark.parametrize(
+    ("options", "why", "num_loaded"),
+    [
+        (
+            {"keep": "last"},
+            "3 launches of copy ran untraced: the list of its with_recorder<...>() lacks Recorder<true, "
+            'tracekern::RecordFormat::ring>; add it, or capture without keep="last"',
+            0,
+        ),
+        (
+            {"events": ["copy_row", "load_word"]},
+            "3 launches of copy recorded nothing of load_word: no body in the list of its with_recorder<...>() has "
+            "their level; add Recorder<true, tracekern::RecordFormat::span>",
+            3,
+        ),
+        ({}, "", 3),
+    ],
+)
+def test_a_body_that_a_library_lacks_is_a_line(tmp_path: Path, options: dict, why: str, num_loaded: int):
+    """It aborted the program by an exception of C++; a level was left out in silence."""
+    flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread")
+    library = compile_cached(("g++", *flags), ROOT / "tests" / "cpp" / "one_body.cpp", ".so")
+    program = f"""
+import ctypes
+library = ctypes.CDLL({str(library)!r})
+library.events.restype, library.launch.restype = ctypes.c_char_p, ctypes.c_bool
+for _ in range(3):
+    launch = tracekern.launch("copy", grid=1, warps=1, events=library.events().decode())
+    print(library.launch(ctypes.c_uint64(launch.descriptor)))
+sys.exit(5)
+"""
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out", TRACEKERN_CAPTURE_OPTIONS=json.dumps(options))
+    assert (ended.returncode, ended.stdout) == (5, "True\n" * 3), ended.stderr
+    assert ended.stderr == (f"capture {tmp_path}/out: {why}\n" if why else "")
+    timeline = load(tmp_path / "out")
+    assert len(timeline.marks) == num_loaded
+    told = [("lacking_body", 3, f"rank 0: {why}")] if why else []
+    assert [(problem.kind, problem.count, problem.text) for problem in timeline.problems] == told
 
 
 def record_ranks(tmp_path: Path, case: str, kernel: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _WHOLE = (int, Integral)
 """Types of a whole number. int comes first because isinstance() checks it several times faster than Integral."""
+_ONLY_TELLS = 1 << 62
+"""Added to a descriptor: TraceChoice::only_tells() of csrc/trace/trace_choice.h."""
 
 
 class LaunchHandle(NamedTuple):
@@ -69,8 +71,17 @@ class Kernel(NamedTuple):
 class Launches:
     """Launches of one capture. The caller holds the capture's lock."""
 
-    def __init__(self, segment: SegmentWriter, device: CaptureDevice, selection: Selection, sinks: SinkChoice) -> None:
+    def __init__(
+        self,
+        segment: SegmentWriter,
+        device: CaptureDevice,
+        selection: Selection,
+        sinks: SinkChoice,
+        only_tells: bool = False,
+    ) -> None:
+        """only_tells: a launch whose kernel has no body for it runs untraced, instead of raising."""
         self._segment = segment
+        self._only_tells = _ONLY_TELLS if only_tells else 0
         self._device = device
         self._selection = selection
         self._is_ring = selection.keep == "last"
@@ -166,7 +177,9 @@ class Launches:
             role_mask=self._selection.role_mask(table),
             events=table.events_json,
             roles=table.roles_json,
-            choice=0 if counted_only and self._selection.keep == "last" else self._selection.choice(table),
+            choice=0
+            if counted_only and self._selection.keep == "last"
+            else self._selection.choice(table) | self._only_tells,
             flags=fmt.ENTRY_COUNTED_ONLY if counted_only else fmt.ENTRY_MIRRORED if mirrored else 0,
         )
 
@@ -200,7 +213,8 @@ class Launches:
 
     def is_any_to_start(self, descriptors: Collection[int]) -> bool:
         """Returns whether a kernel that got one of these descriptors has not begun to record."""
-        regions = {descriptor // fmt.ALIGNMENT * fmt.ALIGNMENT - self._segment.address for descriptor in descriptors}
+        addresses = [(descriptor & ~_ONLY_TELLS) // fmt.ALIGNMENT * fmt.ALIGNMENT for descriptor in descriptors]
+        regions = {address - self._segment.address for address in addresses}
         entries = self._segment.launches()
         offsets = entries["headers_offset"].astype(np.int64) - fmt.LAUNCH_DESCRIPTOR.itemsize
         asked = entries[np.isin(offsets, list(regions))]

@@ -48,6 +48,7 @@ from tracekern.record.setup import (
 )
 from tracekern.record.sinks import Sink, SinkChoice
 from tracekern.segment.directory_lock import DirectoryLock
+from tracekern.segment.lacking import lacking_bodies
 from tracekern.segment.manifest import forget_old_capture
 from tracekern.segment.unrecorded import why_refused
 from tracekern.segment.writer import SegmentWriter
@@ -214,7 +215,7 @@ class Capture:
         undo.callback(self.segment.close)
         undo.callback(self.device.memory.detach)
         undo.callback(self.segment.unlink)
-        self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
+        self._launches = Launches(self.segment, self.device, self._selection, self._sinks, self._guard.warns)
         self._pid = os.getpid()
         undo.callback(setattr, self, "_pid", 0)
         self._rank_of_process = this_resident()
@@ -286,6 +287,8 @@ class Capture:
             why = problem or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
             _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
         self._collect(is_idle)  # first: a peer that hangs may hold this rank until it is killed
+        for lacked in lacking_bodies(self.segment):
+            _log.warning("capture %s: %s", self.directory, lacked["text"])
         for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name

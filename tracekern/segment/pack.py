@@ -21,6 +21,7 @@ from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.dump.reader import LaunchSection, Part
 from tracekern.errors import BadInput
 from tracekern.files import atomic_file
+from tracekern.segment.lacking import lacking_bodies
 from tracekern.segment.unrecorded import why_only_counted, why_refused
 from tracekern.segment.view import SegmentView
 
@@ -197,6 +198,7 @@ def _metadata(
         "packed_headers": packed_headers,
         "sinks": _sinks(launches),
         "launches_counted": counted,
+        "lacking_bodies": lacking_bodies(segment),
         "counted_text": why_only_counted(counted) if only_counted else "",
         "launches_lost": num_lost,
         "launches_refused": int(segment.header["launches_refused"]),
