@@ -205,10 +205,11 @@ struct tk_host {
         header.host_offset = align_up(header.samples_offset + kMaxSamples * sizeof(ClockSample), kPage);
         header.arena_offset = header.fault_offset = header.host_offset;  // no room for spans of the host
         header.arena_bytes = align_up(options_.max_bytes, kPage);
-        header.arena_cursor = sizeof(FaultRecord);
+        header.arena_cursor = header.fault_bytes = sizeof(FaultRecord);
         header.total_bytes = header.arena_offset + header.arena_bytes;
         map("/dev/shm/tracekern-" + std::string(options_.run) + "-" + std::to_string(options_.rank), header);
         std::memcpy(memory_ + header.metadata_offset, metadata.data(), metadata.size());
+        place<FaultRecord>(header.fault_offset)->version = kFaultVersion;
         std::memcpy(memory_, &header, sizeof(header));
         std::memcpy(memory_, kSegmentMagic, sizeof(header.magic));  // last: now it is a segment
         sample_host_clock(0);

@@ -197,6 +197,7 @@ def exchange_beside_another_user(group: Group) -> str:
                 socket.send_fds(link, [token, (1 - group.rank).to_bytes(4, "little")], [file_of_16_bytes()])
         os._exit(0)
     assert os.waitpid(stranger, 0)[1] == 0
+    group.barrier()  # both strangers have sent
     for _ in range(5):
         ours.receive(0.1)
     taken = dict(ours.received)

@@ -42,7 +42,8 @@ using Chars = char[kBytes];
     FIELD(uint64_t, saved)             \
     FIELD(uint64_t, died_ns)           \
     FIELD(uint64_t, failed)            \
-    FIELD(Chars<16>, reserved)
+    FIELD(uint64_t, fault_bytes)       \
+    FIELD(Chars<8>, reserved)
 
 #define TK_LAUNCH_ENTRY(FIELD)         \
     FIELD(Chars<96>, name)             \

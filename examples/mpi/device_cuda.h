@@ -14,7 +14,7 @@
 #include "ranks.h"
 #include "tracekern_host.h"
 
-__global__ void ping_pong(const ClockPingPongArgs args, bool initiates) {
+__global__ void ping_pong(const ClockPingPongArgs<CommArgs> args, bool initiates) {
     Warp warp({1, 1});
     initiates ? initiate_ping_pong(warp, args) : answer_ping_pong(warp, args);
 }

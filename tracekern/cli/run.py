@@ -222,7 +222,7 @@ def _check_capture(trace: bool, output: Path | None, torch_profiler: bool) -> No
         raise BadInput("run moe: no place for the capture; give one with -o DIR, or run with --no-trace")
     if torch_profiler and not trace:
         raise BadInput(
-            "--torch-profiler adds to a capture, and with --no-trace or --sweep-blocks there is none; leave one out"
+            "--torch-profiler adds to a capture; --no-trace and --sweep-blocks make none; leave one of them out"
         )
 
 
