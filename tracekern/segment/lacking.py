@@ -12,7 +12,11 @@ from tracekern.dump import format as fmt
 from tracekern.formatting import count
 from tracekern.segment.view import SegmentView
 
-_CAPTURE_WITHOUT = {"span": "", "ring": ', or capture without keep="last"', "cycles": ', or without clock="cycles"'}
+_CAPTURE_WITHOUT = {
+    "span": "",
+    "ring": ', or capture without keep="last"',
+    "cycles": ', or capture without clock="cycles"',
+}
 
 
 def lacking_bodies(segment: SegmentView) -> list[dict[str, Any]]:
