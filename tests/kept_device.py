@@ -90,7 +90,7 @@ class KeptMemory(HostMemory):
 
         keeper.collect_or_let(segment, copy, self.keeper)
 
-    def detach(self) -> None:
+    def detach(self, is_written: bool = False) -> None:
         if self.keeper is not None:
             self.keeper.release()
         os.close(self.descriptor)

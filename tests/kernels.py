@@ -18,8 +18,8 @@ def memory(address: int, dtype: np.dtype, count: int = 1) -> np.ndarray:
 
 
 def descriptor_of(launch: int) -> np.ndarray:
-    """What Launch.descriptor names: its lowest bit asks for the body of a ring."""
-    return memory(launch & ~1, fmt.LAUNCH_DESCRIPTOR)[0]
+    """What Launch.descriptor names: its lowest bit asks for the body of a ring, bit 62 says that one may be missing."""
+    return memory(launch & ~(1 | 1 << 62), fmt.LAUNCH_DESCRIPTOR)[0]
 
 
 @dataclass

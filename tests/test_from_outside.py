@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -124,6 +125,25 @@ print(os.wait()[1], step("of the rank"))
     }
 
 
+def test_a_kernel_may_start_when_its_capture_has_closed(tmp_path: Path):
+    """As where stop() is called between tracekern.launch() and the kernel. It crashed in unmapped memory."""
+    program = f"""
+import gc, threading
+tracekern.start("out")
+launches = []
+ask = lambda: launches.append(tracekern.launch("demo", grid=2, warps=2, events={TABLE!r}))
+thread = threading.Thread(target=ask)
+thread.start()
+thread.join()
+tracekern.stop()
+gc.collect()
+run_kernel(launches[0].descriptor, 2, 2, 3)
+sys.exit(5)
+"""
+    ended = run(program, tmp_path)
+    assert (ended.returncode, ended.stderr) == (5, "")
+
+
 def test_options_come_as_json(tmp_path: Path):
     program = "print(*(step() for _ in range(4)))"
     ended = run(program, tmp_path, TRACEKERN_CAPTURE="out", TRACEKERN_CAPTURE_OPTIONS='{"every": 2}')
@@ -140,6 +160,17 @@ def test_options_come_as_json(tmp_path: Path):
         assert line.startswith(f"capture {tmp_path}/none: ")
         assert why in line
     assert not (tmp_path / "none").exists()
+
+
+def test_a_working_directory_that_is_gone_is_a_line(tmp_path: Path):
+    (tmp_path / "gone").mkdir()
+    program = "os.chdir('gone'); os.rmdir('../gone'); print(step(), step())"
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out")
+    assert (ended.returncode, ended.stdout) == (0, "False False\n")
+    assert ended.stderr == (
+        "capture out: out: the working directory is gone; give an absolute path; "
+        "nothing more is recorded, the run goes on\n"
+    )
 
 
 def test_a_rank_that_never_joins_the_others_says_so_at_its_end(tmp_path: Path):
@@ -182,6 +213,46 @@ def my_kernel() -> Path:
     includes = [f"-I{path}" for path in (pybind11.get_include(), sysconfig.get_path("include"))]
     flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-DHEADERS=x{headers.hexdigest()}", *includes)
     return compile_cached(("g++", *flags), ROOT / "examples" / "my_kernel" / "my_kernel.cpp", ".so")
+
+
+@pytest.mark.parametrize(
+    ("options", "why", "num_loaded"),
+    [
+        (
+            {"keep": "last"},
+            "3 launches of copy ran untraced: the list of its with_recorder<...>() lacks Recorder<true, "
+            'tracekern::RecordFormat::ring>; add it, or capture without keep="last"',
+            0,
+        ),
+        (
+            {"events": ["copy_row", "load_word"]},
+            "3 launches of copy recorded nothing of load_word: no body in the list of its with_recorder<...>() has "
+            "their level; add Recorder<true, tracekern::RecordFormat::span>",
+            3,
+        ),
+        ({}, "", 3),
+    ],
+)
+def test_a_body_that_a_library_lacks_is_a_line(tmp_path: Path, options: dict, why: str, num_loaded: int):
+    """It aborted the program by an exception of C++; a level was left out in silence."""
+    flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread")
+    library = compile_cached(("g++", *flags), ROOT / "tests" / "cpp" / "one_body.cpp", ".so")
+    program = f"""
+import ctypes
+library = ctypes.CDLL({str(library)!r})
+library.events.restype, library.launch.restype = ctypes.c_char_p, ctypes.c_bool
+for _ in range(3):
+    launch = tracekern.launch("copy", grid=1, warps=1, events=library.events().decode())
+    print(library.launch(ctypes.c_uint64(launch.descriptor)))
+sys.exit(5)
+"""
+    ended = run(program, tmp_path, TRACEKERN_CAPTURE="out", TRACEKERN_CAPTURE_OPTIONS=json.dumps(options))
+    assert (ended.returncode, ended.stdout) == (5, "True\n" * 3), ended.stderr
+    assert ended.stderr == (f"capture {tmp_path}/out: {why}\n" if why else "")
+    timeline = load(tmp_path / "out")
+    assert len(timeline.marks) == num_loaded
+    told = [("lacking_body", 3, f"rank 0: {why}")] if why else []
+    assert [(problem.kind, problem.count, problem.text) for problem in timeline.problems] == told
 
 
 def record_ranks(tmp_path: Path, case: str, kernel: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -83,8 +83,8 @@ std::string events() { return describe_events<MyEvent>(); }
 """
 
 
-def run(record_format: int, level: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program("levels", "-O1"), str(record_format), str(level)], capture_output=True, text=True)
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program("levels", "-O1"), *map(str, arguments)], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(("asked", "body"), [(1, 1), (2, 3), (3, 3), (0, 3)])
@@ -102,6 +102,16 @@ def test_a_format_that_no_body_has_is_named():
     done = run(2, 0)
     assert done.returncode == 2
     assert "no body for records of format cycles; add Recorder<true, tracekern::RecordFormat::cycles>" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("record_format", "body", "told"), [(2, 0, " told 80000200"), (1, 2, " told 80000102"), (0, 3, "")]
+)
+def test_a_capture_that_warns_is_told_what_its_body_lacks(record_format: int, body: int, told: str):
+    done = run(record_format, 0, "warn")
+    assert done.stdout.startswith(f"{body} ")
+    assert done.stdout.rstrip("\n").endswith(told)
+    assert ("told" in done.stdout, done.returncode) == (told != "", 0)
 
 
 @pytest.mark.parametrize(

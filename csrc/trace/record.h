@@ -161,9 +161,14 @@ struct alignas(16) LaunchDescriptor {
     uint32_t block_step;  // in a graph's arguments plus kInGraph
     uint32_t role_mask;   // bit i: record role i
     uint32_t num_blocks;  // of the launch, as stated by the host; 0: it has no track that could say otherwise
-    uint32_t replay;      // the replay of a graph that took this region, counted from 1; 0: none did
+    // In a graph: the replay that took this region, counted from 1; 0: none did. Elsewhere 0, or what with_recorder()
+    // found where no body has all that was asked for: kLacksBody, the body's level, 0: no body, and above it the
+    // format.
+    uint32_t replay;
 };
 constexpr uint32_t kInGraph = 1u << 31;
+constexpr uint32_t kLacksBody = 1u << 31;
+constexpr uint32_t kLackedFormatShift = 8;
 static_assert(sizeof(LaunchDescriptor) == 64, "LaunchDescriptor is shared between host and device");
 
 }  // namespace tracekern

@@ -15,7 +15,8 @@
 namespace tracekern {
 
 // What capture.launch() says of a launch, in one number: the address of its LaunchDescriptor, in the lowest bits the
-// format of its records and the level of the events that it selects; 0: the launch is not recorded.
+// format of its records and the level of the events that it selects, and in bit 62, which fits a signed number, whether
+// it may run untraced for lack of a body; 0: the launch is not recorded.
 class TraceChoice {
 public:
     TraceChoice(uint64_t descriptor = 0) : bits_(descriptor) {}  // NOLINT: the number is the choice
@@ -26,14 +27,22 @@ public:
     RecordFormat format() const { return static_cast<RecordFormat>(bits_ & kFormatBits); }
     // Of the events that are selected none has a higher one; 0: not known.
     uint32_t level() const { return static_cast<uint32_t>((bits_ & kLevelBits) >> kLevelShift); }
+    // A body that lacks what was asked for is told to the capture, not thrown: of a capture with on_error="warn".
+    bool only_tells() const { return (bits_ & kOnlyTells) != 0; }
     const LaunchDescriptor& descriptor() const {
-        return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~(kFormatBits | kLevelBits));
+        return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~(kFormatBits | kLevelBits | kOnlyTells));
+    }
+    // The capture says so when it closes.
+    void tell_of_body(uint32_t its_level) const {
+        const_cast<LaunchDescriptor&>(descriptor()).replay =
+            kLacksBody | static_cast<uint32_t>(format()) << kLackedFormatShift | its_level;
     }
 
 private:
     static constexpr uint64_t kFormatBits = 3;
     static constexpr uint32_t kLevelShift = 2;
     static constexpr uint64_t kLevelBits = uint64_t{kMaxLevel} << kLevelShift;
+    static constexpr uint64_t kOnlyTells = uint64_t{1} << 62;
     static_assert(alignof(LaunchDescriptor) > (kFormatBits | kLevelBits));
 
     uint64_t bits_;
@@ -81,11 +90,18 @@ void for_each_body(Bodies<Recs...>, F& f) {
     (f(typename Recs::Args{}), ...);
 }
 
+// The level of the body that pick_body() takes; 0: there is none with this format.
+template <class... Recs>
+uint32_t level_of_body(Bodies<Recs...>, RecordFormat format, uint32_t level) {
+    const uint32_t levels[] = {0, Recs::kLevel...};
+    return levels[pick_body<Recs...>(format, level) + 1];
+}
+
 // Calls f(Rec::Args{}) with the recorder type of a body.
 template <class F, class... Recs>
 void with_body(Bodies<Recs...>, bool is_traced, RecordFormat format, uint32_t level, F&& f) {
     if (!is_traced) return f(Recorder<false>::Args{});
-    const int picked = pick_body<Recs...>(format, level == 0 ? kMaxLevel : level);
+    const int picked = pick_body<Recs...>(format, level);
     if (picked < 0) {
         const std::string name = kRecordFormatNames[static_cast<uint32_t>(format) % 3];
         throw std::invalid_argument("the kernel has no body for records of format " + name +
@@ -113,16 +129,22 @@ void with_recorder_type(bool is_traced, RecordFormat format, F f) {
 // launch asks for.
 template <class... Recs, class F>
 void with_recorder(TraceChoice launch, F f) {
-    detail::with_body(
-        detail::BodiesOf<Recs...>{}, launch.is_traced(), launch.format(), launch.level(), [&](auto trace) {
-            using Args = decltype(trace);
-            if constexpr (Args::Rec::kTraced) trace.launch = launch.descriptor();
-            if constexpr (std::is_invocable_v<F&, Args>) {
-                f(trace);
-            } else {
-                f.template operator()<typename Args::Rec>(trace);
-            }
-        });
+    using Bodies = detail::BodiesOf<Recs...>;
+    const uint32_t level = launch.level() == 0 ? kMaxLevel : launch.level();
+    if (launch.only_tells()) {
+        const uint32_t found = detail::level_of_body(Bodies{}, launch.format(), level);
+        if (found < level) launch.tell_of_body(found);
+        if (found == 0) launch = 0;
+    }
+    detail::with_body(Bodies{}, launch.is_traced(), launch.format(), level, [&](auto trace) {
+        using Args = decltype(trace);
+        if constexpr (Args::Rec::kTraced) trace.launch = launch.descriptor();
+        if constexpr (std::is_invocable_v<F&, Args>) {
+            f(trace);
+        } else {
+            f.template operator()<typename Args::Rec>(trace);
+        }
+    });
 }
 
 // Calls f(trace) with a Rec::Args of each recorder type that with_recorder<Recs...>() may choose, so that all bodies of

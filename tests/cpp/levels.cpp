@@ -61,7 +61,7 @@ void run(tracekern::Warp& warp, typename Rec::Args trace) {
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
     const auto format = static_cast<RecordFormat>(std::atoi(argv[1]));
     const uint64_t level = std::strtoull(argv[2], nullptr, 10);
     tracekern::TrackHeader header{};
@@ -72,7 +72,8 @@ int main(int, char** argv) {
     launch.records_per_track = 64;
     launch.warps_per_block = launch.num_blocks = launch.block_stop = launch.block_step = 1;
     launch.role_mask = ~0u;
-    const TraceChoice choice(reinterpret_cast<uint64_t>(&launch) + level * 4 + static_cast<uint64_t>(format));
+    const TraceChoice choice((reinterpret_cast<uint64_t>(&launch) + level * 4 + static_cast<uint64_t>(format)) |
+                             (argc > 3 ? uint64_t{1} << 62 : 0));
     try {
         with_recorder<Recorder<true>, Recorder<true, RecordFormat::span, 1>, Recorder<true, RecordFormat::ring, 2>>(
             choice, [&]<class Rec>(auto trace) {
@@ -88,6 +89,7 @@ int main(int, char** argv) {
         const uint32_t event = records[i].word >> 3 & 63;
         std::printf(" %s:%u", tracekern::EventTable<LevelEvent>::kEvents[event].name, records[i].word >> 9 & 1023);
     }
+    if (launch.replay) std::printf(" told %x", launch.replay);
     std::puts("");
     return copy_row({}, {}, {}, {}, {}) == 65 ? 0 : 1;
 }

@@ -75,7 +75,7 @@ class _FaultMemory(HostMemory):
     def attach(self, segment: SegmentWriter) -> None:
         self._native.keep_fault_at(segment.fault_record.ctypes.data)
 
-    def detach(self) -> None:
+    def detach(self, is_written: bool = False) -> None:
         self._native.keep_fault_at(0)
 
 

@@ -205,11 +205,11 @@ class CudaMemory:
 
         collect_or_let(segment, copy, self.mirror.keeper)
 
-    def detach(self) -> None:
-        """Stops kernels writing to the segment before it is unmapped."""
+    def detach(self, is_written: bool = False) -> None:
+        """Stops kernels writing to the segment before it is unmapped. is_written: a kernel may yet; it stays mapped."""
         self._native.keep_fault_at(0)
         records = self.mirror.let_go()
-        if self._streams.is_busy:
+        if is_written or self._streams.is_busy:
             _abandoned.append((records, self._segment))  # freeing it would wait for the kernels
         elif records is not None and not self._gpu.error():
             records.release()

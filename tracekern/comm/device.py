@@ -87,8 +87,8 @@ class DeviceMemory(Protocol):
         If the device no longer answers, its keeper does it. Raises RuntimeError if there is no keeper.
         """
 
-    def detach(self) -> None:
-        """Stops kernels writing to the segment before it is unmapped."""
+    def detach(self, is_written: bool = False) -> None:
+        """Stops kernels writing to the segment before it is unmapped. is_written: a kernel may yet; it stays mapped."""
 
 
 class DeviceStreams(Protocol):
@@ -194,7 +194,7 @@ class HostMemory:
 
     def attach(self, segment: SegmentWriter) -> None: ...
     def collect(self, segment: SegmentWriter) -> None: ...
-    def detach(self) -> None: ...
+    def detach(self, is_written: bool = False) -> None: ...
 
 
 class HostStreams:

@@ -138,6 +138,11 @@ LAUNCH_DESCRIPTOR = np.dtype(
     ]
 )
 
+LACKS_BODY = 1 << 31
+"""Bit of LaunchDescriptor.replay outside graphs: with_recorder() had no body with all that was asked for. Below it lies
+the level of the body that ran, 0: the untraced one; above LACKED_FORMAT_SHIFT bits the format that was asked for."""
+LACKED_FORMAT_SHIFT = 8
+
 LAUNCH_ENTRY = np.dtype(
     [
         ("name", "S96"),

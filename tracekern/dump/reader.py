@@ -309,6 +309,12 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     for key in ("launches_lost", "launches_counted"):
         checker.integer({key: 0} | metadata, key)  # older dumps have none
     checker.integer({"num_residents": 1} | metadata, "num_residents", 1, num_ranks + 1)
+    for lacked in checker.get({"lacking_bodies": []} | metadata, "lacking_bodies", list):
+        if not isinstance(lacked, dict):
+            raise checker.fail("metadata field lacking_bodies has an item that is no object")
+        checker.integer(lacked, "launches", 1)
+        for key in ("name", "text"):
+            checker.get(lacked, key, str)
     for key in ("refused_text", "counted_text", "fault_text"):
         checker.get({key: ""} | metadata, key, str)
     checker.get({"settings": {}} | metadata, "settings", dict)

@@ -153,6 +153,8 @@ class _Window:
         self._is_wanted, self._is_open, self._is_ending = True, False, False
         self._is_over = threading.Event()
         self._launcher = 0
+        self._last: dict[int, int] = {}
+        """By thread: the descriptor of its last launch, whose kernel it may be about to start."""
         self._directory: Path | None = None
         self._why_not_yet = ""
 
@@ -165,11 +167,14 @@ class _Window:
                 self._open_if_possible(name)
             is_last = self._is_ending or self._left == 0
             if is_last and not _is_captured():
+                self._last.pop(threading.get_ident(), None)  # started before this one is asked for
                 self.end()
             if is_last or self.session is None or not self._is_open:
                 return None
             self._left = None if self._left is None else self._left - 1
-            return self.session.launch(name, **given)
+            handle = self.session.launch(name, **given)
+            self._last[threading.get_ident()] = handle.descriptor
+            return handle
 
     def stop(self) -> Path | None:
         """Ends the capture. Returns its directory, the first time."""
@@ -185,6 +190,7 @@ class _Window:
         with self._lock:
             is_open, self._is_wanted, self._is_open = self._is_open, False, False
             if is_open and self.session is not None:
+                self.session.handed_out = [descriptor for descriptor in self._last.values() if descriptor]
                 self.session.__exit__(type(error) if error else None, error, None)
                 self._directory = self.session.directory
             self._is_over.set()
@@ -232,7 +238,12 @@ class _Window:
 
 def _window_of_environment() -> _Window | None:
     """Returns what TRACEKERN_CAPTURE asks for; None without it."""
-    return _ask_for(_Window(Path(_directory).absolute(), None)) if _directory else None
+    if not _directory:
+        return None
+    path = Path(_directory)
+    with suppress(OSError):  # the working directory is gone, which the capture will say
+        path = path.absolute()
+    return _ask_for(_Window(path, None))
 
 
 def _ask_for(window: _Window) -> _Window:

@@ -35,6 +35,11 @@ class Guard:
         self._users_error: BaseException | None = None
 
     @property
+    def warns(self) -> bool:
+        """Whether errors are lines of the log."""
+        return self._warns
+
+    @property
     def is_off(self) -> bool:
         """Whether something has failed, so that nothing more is recorded. Never with on_error="raise"."""
         return bool(self._problem)

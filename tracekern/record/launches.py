@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump import format as fmt
@@ -18,6 +19,7 @@ from tracekern.record.selection import KernelTable, Selection
 from tracekern.record.setup import is_text
 from tracekern.record.sinks import SinkChoice
 from tracekern.segment.launch_plan import LaunchPlan
+from tracekern.segment.pack import is_of_launch
 from tracekern.segment.writer import MAX_LAUNCHES
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _WHOLE = (int, Integral)
 """Types of a whole number. int comes first because isinstance() checks it several times faster than Integral."""
+_ONLY_TELLS = 1 << 62
+"""Added to a descriptor: TraceChoice::only_tells() of csrc/trace/trace_choice.h."""
 
 
 class LaunchHandle(NamedTuple):
@@ -67,8 +71,17 @@ class Kernel(NamedTuple):
 class Launches:
     """Launches of one capture. The caller holds the capture's lock."""
 
-    def __init__(self, segment: SegmentWriter, device: CaptureDevice, selection: Selection, sinks: SinkChoice) -> None:
+    def __init__(
+        self,
+        segment: SegmentWriter,
+        device: CaptureDevice,
+        selection: Selection,
+        sinks: SinkChoice,
+        only_tells: bool = False,
+    ) -> None:
+        """only_tells: a launch whose kernel has no body for it runs untraced, instead of raising."""
         self._segment = segment
+        self._only_tells = _ONLY_TELLS if only_tells else 0
         self._device = device
         self._selection = selection
         self._is_ring = selection.keep == "last"
@@ -164,7 +177,9 @@ class Launches:
             role_mask=self._selection.role_mask(table),
             events=table.events_json,
             roles=table.roles_json,
-            choice=0 if counted_only and self._selection.keep == "last" else self._selection.choice(table),
+            choice=0
+            if counted_only and self._selection.keep == "last"
+            else self._selection.choice(table) | self._only_tells,
             flags=fmt.ENTRY_COUNTED_ONLY if counted_only else fmt.ENTRY_MIRRORED if mirrored else 0,
         )
 
@@ -196,6 +211,15 @@ class Launches:
         """Returns whether a kernel that has begun to record has not ended."""
         return any(_is_running(self._segment.track_headers(entry)) for entry in self._segment.launches())
 
+    def is_any_to_start(self, descriptors: Collection[int]) -> bool:
+        """Returns whether a kernel that got one of these descriptors has not begun to record."""
+        addresses = [(descriptor & ~_ONLY_TELLS) // fmt.ALIGNMENT * fmt.ALIGNMENT for descriptor in descriptors]
+        regions = {address - self._segment.address for address in addresses}
+        entries = self._segment.launches()
+        offsets = entries["headers_offset"].astype(np.int64) - fmt.LAUNCH_DESCRIPTOR.itemsize
+        asked = entries[np.isin(offsets, list(regions))]
+        return any(not _has_begun(entry, self._segment.track_headers(entry)) for entry in asked)
+
     def unknown_names(self) -> list[str]:
         """Returns the selected events and roles that no kernel has."""
         return self._selection.unknown_names(list(self._tables.values()))
@@ -205,6 +229,10 @@ class Launches:
         if key not in self._tables:
             self._tables[key] = KernelTable.parse(*key)
         return self._tables[key]
+
+
+def _has_begun(entry: Any, headers: npt.NDArray[Any]) -> bool:
+    return bool(((headers["started"] != 0) & is_of_launch(entry, headers)).any())
 
 
 def _is_running(headers: npt.NDArray[Any]) -> bool:

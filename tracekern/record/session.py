@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +48,7 @@ from tracekern.record.setup import (
 )
 from tracekern.record.sinks import Sink, SinkChoice
 from tracekern.segment.directory_lock import DirectoryLock
+from tracekern.segment.lacking import lacking_bodies
 from tracekern.segment.manifest import forget_old_capture
 from tracekern.segment.unrecorded import why_refused
 from tracekern.segment.writer import SegmentWriter
@@ -62,7 +63,7 @@ _log = logging.getLogger("tracekern")
 _active: dict[Any, Capture] = {}
 """The open capture of this process, or of each resident rank in it."""
 _still_written: list[SegmentWriter] = []
-"""Segments of captures that closed while a kernel ran. They stay mapped, or that kernel would crash the process."""
+"""Segments of captures that closed while a kernel ran, or was to start. They stay mapped, or it would crash."""
 _num_opened = Counter[Any]()
 
 
@@ -159,6 +160,8 @@ class Capture:
         self._told_of = set[str]()
         self._lock = threading.Lock()
         self.peers_limit_s = CLOSE_TIMEOUT_S
+        self.handed_out: Collection[int] = ()
+        """Descriptors of launches whose kernels may start after this capture has closed."""
         self.on_rival: Callable[[Path], None] | None = None
         """Closes this capture where the program opens another one, in that directory; else the other is refused."""
 
@@ -212,7 +215,7 @@ class Capture:
         undo.callback(self.segment.close)
         undo.callback(self.device.memory.detach)
         undo.callback(self.segment.unlink)
-        self._launches = Launches(self.segment, self.device, self._selection, self._sinks)
+        self._launches = Launches(self.segment, self.device, self._selection, self._sinks, self._guard.warns)
         self._pid = os.getpid()
         undo.callback(setattr, self, "_pid", 0)
         self._rank_of_process = this_resident()
@@ -267,9 +270,10 @@ class Capture:
                 _active.pop(self._rank_of_process)
             rest.callback(self.group.close)
             rest.callback(self.segment.close)
-            if self._launches.is_any_running():
+            is_written = self._launches.is_any_to_start(self.handed_out)
+            if is_written or self._launches.is_any_running():
                 _still_written.append(self.segment)
-            rest.callback(self.device.memory.detach)
+            rest.callback(self.device.memory.detach, is_written)
             rest.callback(self._directory_lock.release)
             # Else the launcher, which writes the manifest, finds the capture by it.
             if is_saved and (self.group.is_connected or os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1"):
@@ -283,6 +287,8 @@ class Capture:
             why = problem or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
             _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
         self._collect(is_idle)  # first: a peer that hangs may hold this rank until it is killed
+        for lacked in lacking_bodies(self.segment):
+            _log.warning("capture %s: %s", self.directory, lacked["text"])
         for name in self._launches.unknown_names():
             _log.warning(
                 "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name

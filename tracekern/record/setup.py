@@ -155,7 +155,10 @@ def directory_of(path: str | Path) -> Path:
     """Returns the absolute path of a capture's directory. Raises BadInput for one that no directory can have."""
     if "\0" in str(path):
         raise BadInput(f"{str(path)!r}: has a zero byte; choose another directory")
-    return Path(path).absolute()
+    try:
+        return Path(path).absolute()
+    except OSError:  # of os.getcwd()
+        raise BadInput(f"{path}: the working directory is gone; give an absolute path") from None
 
 
 def about_run(selection: Selection, settings: dict[str, Any] | None, command: str | None) -> dict[str, Any]:

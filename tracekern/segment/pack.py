@@ -21,6 +21,7 @@ from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.dump.reader import LaunchSection, Part
 from tracekern.errors import BadInput
 from tracekern.files import atomic_file
+from tracekern.segment.lacking import lacking_bodies
 from tracekern.segment.unrecorded import why_only_counted, why_refused
 from tracekern.segment.view import SegmentView
 
@@ -199,17 +200,18 @@ def _metadata(
         "launches_counted": counted,
         "counted_text": why_only_counted(counted) if only_counted else "",
         "launches_lost": num_lost,
-        **_without_room(segment),
+        **_not_recorded(segment),
         **{key: part.as_json() for key, part in parts.items()},
     }
     return metadata, cursor
 
 
-def _without_room(segment: SegmentView) -> dict[str, Any]:
+def _not_recorded(segment: SegmentView) -> dict[str, Any]:
     return {
         "launches_refused": int(segment.header["launches_refused"]),
         "refused_bytes": int(segment.header["refused_bytes"]),
         "refused_text": why_refused(segment.header, str(segment.metadata.get("keep"))),
+        "lacking_bodies": lacking_bodies(segment),
         "host_spans_lost": int(segment.header["host_spans_lost"]),
         "clock_samples_lost": int(segment.header["samples_lost"]),
     }

@@ -286,7 +286,7 @@ CONTRADICTION_KINDS = ("backwards_flow", "contradicting_flows")
 
 LOSS_KINDS = (
     *("lost_records", "torn_track", "orphan_end", "surplus_warps", "surplus_blocks", "shared_tracks"),
-    *("launch_not_recorded", "launch_lost", "lost_host_spans", "lost_clock_samples", "missing_rank"),
+    *("launch_not_recorded", "lacking_body", "launch_lost", "lost_host_spans", "lost_clock_samples", "missing_rank"),
     "damaged_times",
 )
 """Problems of data that should be there and is not. Not "salvaged", "running" or "open_span": what a rank had recorded

@@ -48,9 +48,12 @@ def wrong_launches(launches: Sequence[Launch], runs: WriterRuns, metadata: Mappi
     np.maximum.at(warps_run, runs.launch, runs.warps_run)
     is_of_other_body = {"first": runs.ring, "last": ~runs.ring}.get(keep, False)
     num_wrong = np.bincount(runs.launch[runs.started & is_of_other_body], minlength=len(launches))
+    untraced = {lacked["name"] for lacked in metadata.get("lacking_bodies", [])}  # a problem says why
     found: dict[tuple[str, str, str], list[Launch]] = {}
     columns = (num_started, warps_run.tolist(), num_wrong.tolist())
     for launch, started, warps, wrong in zip(launches, *columns, strict=True):
+        if not started and launch.name in untraced:
+            continue
         mistakes = _mistakes(launch, started, warps, selects_roles) + _several_recorders(launch.shared_tracks)
         mistakes += [_WRONG_BODY[keep]] if wrong else []
         for kind, why in mistakes:
@@ -178,6 +181,9 @@ def _whole_rank(dump: Dump) -> list[Problem]:
         problems.append(
             Problem("warning", "counted_only", rank, -1, f"rank {rank}: {counted}", metadata.get("launches_counted", 0))
         )
+    for lacked in metadata.get("lacking_bodies", []):
+        text = f"rank {rank}: {lacked['text']}"
+        problems.append(Problem("error", "lacking_body", rank, -1, text, lacked["launches"]))
     for key, kind, thing, what in (
         ("launches_lost", "launch_lost", "launch", f"recorded in device memory, {device_records}"),
         ("clock_samples_lost", "lost_clock_samples", "clock sample", "found no room"),
