@@ -26,7 +26,7 @@ public:
         HostClockMailbox* mailbox = &shared_.as<Shared>()->mailbox;
         *mailbox = {};
         LaunchSize size{1, 1};
-        launch_kernel(host_clock_kernel(), {1, 32, 0, stream_.handle()}, {&mailbox, &count, &timeout_ns, &size});
+        launch_kernel(host_clock_kernel(), {1, kLanes, 0, stream_.handle()}, {&mailbox, &count, &timeout_ns, &size});
         std::vector<Bracket> brackets;
         int64_t deadline = wall_clock_ns() + kStartTimeoutNs;
         for (uint64_t next = 1; next <= count; ++next) {
@@ -61,7 +61,7 @@ public:
         *count = 0;
         ClockPingPongArgs<CommArgs> args{comm.args(), peer, epoch, max_round_trips, duration_ns, trips, count};
         LaunchSize size{1, 1};
-        launch_kernel(ping_pong_kernel(initiates), {1, 32, 0, stream_.handle()}, {&args, &size});
+        launch_kernel(ping_pong_kernel(initiates), {1, kLanes, 0, stream_.handle()}, {&args, &size});
         wait();
         return {trips, trips + (initiates ? *count : 0)};
     }

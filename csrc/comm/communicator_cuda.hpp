@@ -94,7 +94,7 @@ public:
         uint64_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         LaunchSize size{1, 1};
         const void* kernel = rank_barrier_kernel(trace.is_traced(), trace.format());
-        launch_kernel(kernel, {1, 32, 0, stream}, {&args_, &epoch, &size, trace_argument(trace)});
+        launch_kernel(kernel, {1, kLanes, 0, stream}, {&args_, &epoch, &size, trace_argument(trace)});
     }
     // As records keep it.
     uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }

@@ -28,7 +28,7 @@ void plant_in_kernels(PlantedFault fault);
 
 template <class Body, class Config, class Args>
 LaunchOptions launch_options(const Config& config, const Args& args, uint64_t stream = 0) {
-    LaunchOptions options{config.blocks_of(Body::kStage), config.warps_per_block * 32};
+    LaunchOptions options{config.blocks_of(Body::kStage), config.warps_per_block * kLanes};
     options.shared_bytes = Body::shared_bytes(args, config.warps_per_block);
     options.stream = stream;
     options.is_cooperative = true;

@@ -38,7 +38,7 @@ public:
     void begin_capture(uint64_t stream) {
         auto* state = state_.as<GraphTrace>();
         LaunchSize size{1, 1};
-        launch_kernel(begin_replay_kernel(), {1, 32, 0, stream}, {&state, &size});
+        launch_kernel(begin_replay_kernel(), {1, kLanes, 0, stream}, {&state, &size});
         begun_.record(stream);
         begun_.hold(beside_.handle());
         launch_prepare(beside_.handle(), false);
@@ -99,7 +99,7 @@ private:
     void launch_prepare(uint64_t stream, bool is_last) {
         auto* state = state_.as<GraphTrace>();
         LaunchSize size{1, 1};
-        launch_kernel(prepare_replay_kernel(), {1, 32, 0, stream}, {&state, &size, &is_last});
+        launch_kernel(prepare_replay_kernel(), {1, kLanes, 0, stream}, {&state, &size, &is_last});
     }
 
     const MappedMemory control_, ring_;

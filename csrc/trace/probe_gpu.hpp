@@ -50,7 +50,7 @@ inline ProbeTimes time_probe(const ProbePlan& plan) {
     const auto time_ms = [&](bool traced) {
         const DeviceTimer timer(stream);
         launch_kernel(probe_kernel(traced, plan.format),
-                      {num_blocks, plan.warps_per_sm * 32, 0, stream.handle()},
+                      {num_blocks, plan.warps_per_sm * kLanes, 0, stream.handle()},
                       {&args, &size, &launch});
         return timer.stop_ms();
     };

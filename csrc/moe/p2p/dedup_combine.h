@@ -183,16 +183,35 @@ TK_DEVICE void finish_call(P2PContext<Rec>& context) {
     prepare_next_call(context);
 }
 
-// The kernel of `dedup` and `reduce`.
+// ---- the kernel of `dedup` and `reduce` ----
+
+template <class T, P2PVariant kVariant>
+struct SendBack {
+    template <class Rec>
+    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
+        send_back<T, kVariant>(context, share);
+        return true;
+    }
+};
+template <class T, P2PVariant kVariant>
+struct ReduceTokens {
+    template <class Rec>
+    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
+        return reduce_tokens<T, kVariant>(context, share, 0);
+    }
+};
+
 template <class T, P2PVariant kVariant>
 struct P2PCombine : P2PKernelWithLists<P2PStage::combine> {
+    using Roles = RoleTable<EveryBlock,
+                            Role<P2PRole::send, SecondHalf, SendBack<T, kVariant>>,
+                            Role<P2PRole::reduce, FirstHalf, ReduceTokens<T, kVariant>>>;
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Sides sides = Sides::of(warp, warp.block, warp.num_blocks);
-        const P2PRole role = sides.on_expert_side ? P2PRole::send : P2PRole::reduce;
-        P2PContext<Rec> context(warp, args, trace, kStage, role);
-        if (sides.on_expert_side) send_back<T, kVariant>(context, sides.share);
-        if (sides.on_token_side) reduce_tokens<T, kVariant>(context, sides.share, 0);
+        const Roles roles(warp);
+        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
+        roles.run(context);
         finish_call(context);
     }
 };

@@ -14,28 +14,6 @@
 
 namespace tracekern {
 
-// Which side of the exchange a warp works on in the kernels of the deduplicated variants. A block of one warp works on
-// both.
-struct Sides {
-    bool on_token_side;   // sends rows; later adds up what comes back
-    bool on_expert_side;  // receives rows; later sends results back
-    Share share;          // of the items of its side
-
-    // block: of num_blocks that work. Neighbouring items go to different blocks.
-    TK_DEVICE static Sides of(const Warp& warp, uint32_t block, uint32_t num_blocks) {
-        if (warp.num_warps == 1) return {true, true, {block, num_blocks}};
-        const uint32_t num_token_warps = warp.num_warps / 2;
-        const bool on_token_side = warp.warp < num_token_warps;
-        const uint32_t index = on_token_side ? warp.warp : warp.warp - num_token_warps;
-        const uint32_t count = on_token_side ? num_token_warps : warp.num_warps - num_token_warps;
-        return {on_token_side, !on_token_side, {index * num_blocks + block, count * num_blocks}};
-    }
-    // Of the blocks that do not only count.
-    TK_DEVICE static Sides of_working(const Warp& warp) {
-        return of(warp, working_block(warp), num_working_blocks(warp));
-    }
-};
-
 TK_HOST_DEVICE constexpr uint32_t count_bits(uint64_t bits) {
     uint32_t count = 0;
     for (; bits; bits &= bits - 1) ++count;
@@ -210,22 +188,37 @@ TK_DEVICE void expand_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t 
     poison(data, bytes);
 }
 
-// The kernel of `dedup` and `reduce`.
+// ---- the kernel of `dedup` and `reduce` ----
+
+struct SendRows {
+    template <class Rec>
+    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
+        send_rows(context, share, 0);
+        return true;
+    }
+};
+struct ReceiveRows {
+    template <class Rec>
+    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
+        return wait_layout(context) && for_rows_as_they_come(context, share, 0, [&](uint32_t src_rank, uint32_t slot) {
+                   expand_row(context, src_rank, slot);
+               });
+    }
+};
+
 template <P2PVariant kVariant>
 struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
+    using Roles = RoleTable<WorkingBlocks,
+                            Role<P2PRole::count, CountBlock>,
+                            Role<P2PRole::send, FirstHalf, SendRows>,
+                            Role<P2PRole::receive, SecondHalf, ReceiveRows>>;
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Sides sides = Sides::of_working(warp);
-        const P2PRole role = is_count_block(warp)  ? P2PRole::count
-                             : sides.on_token_side ? P2PRole::send
-                                                   : P2PRole::receive;
-        P2PContext<Rec> context(warp, args, trace, kStage, role);
-        if (is_count_block(warp)) exchange_counts<kVariant>(context);
-        if (!is_working_block(warp)) return;
-        if (sides.on_token_side) send_rows(context, sides.share, 0);
-        if (!sides.on_expert_side || !wait_layout(context)) return;
-        for_rows_as_they_come(
-            context, sides.share, 0, [&](uint32_t src_rank, uint32_t slot) { expand_row(context, src_rank, slot); });
+        const Roles roles(warp);
+        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
+        if (roles.template has<P2PRole::count>()) exchange_counts<kVariant>(context);
+        if (is_working_block(warp)) roles.run(context);
     }
 };
 

@@ -34,6 +34,19 @@ TK_DEVICE uint32_t working_block(const Warp& warp) {
     return warp.num_blocks == 1 ? 0 : warp.block - 1;
 }
 
+// The same for tables of roles.
+struct CountBlock {
+    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return is_count_block(warp); }
+};
+struct WorkingBlocks {
+    TK_DEVICE static uint32_t index(const Warp& warp) { return working_block(warp); }
+    TK_DEVICE static uint32_t count(const Warp& warp) { return num_working_blocks(warp); }
+};
+struct EveryBlock {
+    TK_DEVICE static uint32_t index(const Warp& warp) { return warp.block; }
+    TK_DEVICE static uint32_t count(const Warp& warp) { return warp.num_blocks; }
+};
+
 // What `peer` sent was read: it may send anew. Relaxed: the flag orders nothing, see its callers.
 template <class Rec>
 TK_DEVICE void acknowledge(P2PContext<Rec>& context, uint32_t peer) {

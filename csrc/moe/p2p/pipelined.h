@@ -29,32 +29,38 @@ TK_DEVICE bool serve_rows(P2PContext<Rec>& context, Share share, uint32_t partit
 }
 
 // A block of one warp does both sides in turns.
-template <class T, class Rec>
-TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, Sides sides) {
+template <class T, class Roles, class Rec>
+TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, Roles roles) {
+    const bool on_token_side = roles.template has<P2PRole::token>();
+    const bool on_expert_side = roles.template has<P2PRole::expert>();
+    const Share share = roles.share();
     const uint32_t num_partitions = context.args.layout.num_partitions;
     bool ok = true;
     for (uint32_t partition = 0; ok && partition <= num_partitions; ++partition) {
-        if (sides.on_token_side && partition < num_partitions) send_rows(context, sides.share, partition);
-        if (sides.on_expert_side && partition == 0) ok = wait_layout(context);
+        if (on_token_side && partition < num_partitions) send_rows(context, share, partition);
+        if (on_expert_side && partition == 0) ok = wait_layout(context);
         if (!ok || partition == 0) continue;
-        if (sides.on_expert_side) ok = serve_rows<T>(context, sides.share, partition - 1);
-        if (ok && sides.on_token_side) {
-            ok = reduce_tokens<T, P2PVariant::pipelined>(context, sides.share, partition - 1);
+        if (on_expert_side) ok = serve_rows<T>(context, share, partition - 1);
+        if (ok && on_token_side) {
+            ok = reduce_tokens<T, P2PVariant::pipelined>(context, share, partition - 1);
         }
     }
 }
 
 template <class T>
 struct P2PDispatchCombine : P2PKernelWithLists<P2PStage::dispatch_combine> {
+    // Without their work: exchange_partitions() does both sides in turns.
+    using Roles = RoleTable<WorkingBlocks,
+                            Role<P2PRole::count, CountBlock>,
+                            Role<P2PRole::token, FirstHalf>,
+                            Role<P2PRole::expert, SecondHalf>>;
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Sides sides = Sides::of_working(warp);
-        const P2PRole role = is_count_block(warp)  ? P2PRole::count
-                             : sides.on_token_side ? P2PRole::token
-                                                   : P2PRole::expert;
-        P2PContext<Rec> context(warp, args, trace, kStage, role);
-        if (is_count_block(warp)) exchange_counts<P2PVariant::pipelined>(context);
-        if (is_working_block(warp)) exchange_partitions<T>(context, sides);
+        const Roles roles(warp);
+        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
+        if (roles.template has<P2PRole::count>()) exchange_counts<P2PVariant::pipelined>(context);
+        if (is_working_block(warp)) exchange_partitions<T>(context, roles);
         finish_call(context);
     }
 };

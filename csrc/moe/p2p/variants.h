@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "platform/device.h"
+#include "moe/roles.h"
 
 namespace tracekern {
 
@@ -37,12 +37,6 @@ constexpr const P2PTraits& traits_of(P2PVariant variant) {
 // For kernels, which can call no host function.
 template <P2PVariant kVariant>
 inline constexpr P2PTraits kTraitsOf = kP2PTraits[static_cast<uint32_t>(kVariant)];
-
-// One warp's part of rows that many share: first, first + stride, ...
-struct Share {
-    uint32_t first;
-    uint32_t stride;
-};
 
 // Calls visit(group, index) for this share of rows that lie in groups of known sizes, laid end to end. Returns where
 // the share goes on in rows that follow.
