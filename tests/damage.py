@@ -133,7 +133,7 @@ def _reorder(draw: random.Random, rows: Rows, some: Any) -> Rows:
     shuffled = draw.sample(order, number)
     picks = (shuffled, order[::-1], order[: draw.randrange(number)], order * 2, [order[0]] * number, shuffled[:2])
     zeroed = rows.copy()
-    zeroed[some] = 0
+    zeroed[some] = np.zeros((), rows.dtype)
     return draw.choice((*(rows[pick] for pick in picks), zeroed))
 
 
