@@ -78,6 +78,8 @@ ATTACKS = {
     ),
 }
 MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
+# GPUs have no transport that shuffles.
+MUTANTS_OF_GPUS = [(name, site) for name, site in MUTANTS if ATTACKS[name].program not in ("rings", "far_ranks")]
 # `make test` holds the flags of the pipelined kernel and the barriers, `make soak` those of the older variants too.
 LONG = ("token", "rank", "ack", "dedup", "reduce", "dedup_counts", "dedup_ack")
 
