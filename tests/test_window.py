@@ -62,8 +62,9 @@ def test_of_a_window_no_cost_is_said_and_all_else_as_of_the_whole(name: str):
         for found in (analyze(timeline, window=window), analyze(timeline))
     )
     assert of_window["verdict"] == "No cause is named: what a cause costs is said of the whole run, not of a window."
-    for word in ("waiting", "bound", "trust"):
+    for word in ("waiting", "bound"):
         assert of_window[word] == whole[word]
+    assert of_window["trust"].startswith(whole["trust"])  # of the CPU backend it says what else the verdict would
 
 
 def test_a_barrier_is_charged_to_the_rank_that_came_last():
