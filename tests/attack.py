@@ -31,7 +31,7 @@ SEEDS = range(1, 9)
 
 FLAGGED = ("release", "acquire", "epoch", "acknowledgement")
 COUNTED = (*FLAGGED, "value")
-"""Of flags that are waited for until they say at least so much."""
+"""Faults of flags whose waits want a value of at least so much."""
 
 
 @dataclass(frozen=True)

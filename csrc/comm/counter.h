@@ -1,6 +1,6 @@
 // Counters that the warps of one device add to, one at a time, and wait for: plain 64-bit numbers.
 //
-// Whoever adds releases what its warp wrote before, and acquires what those before it released: acq_rel at device
+// An addition releases what its warp wrote before, and acquires what earlier additions released: acq_rel at device
 // scope. A wait acquires at device scope with every lane.
 #pragma once
 

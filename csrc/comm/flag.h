@@ -13,7 +13,7 @@ constexpr uint32_t kFlagValueBits = 24;
 constexpr uint64_t kEpochMask = ~uint64_t{0} >> kFlagValueBits;
 constexpr uint32_t kMaxFlagValue = (1u << kFlagValueBits) - 1;
 
-// Of the value the low 24 bits: whoever counts checks beforehand that they are enough.
+// Keeps the low 24 bits of the value. Code that counts must check beforehand that they suffice.
 TK_HOST_DEVICE constexpr uint64_t make_flag(uint64_t epoch, uint32_t value) {
     return epoch << kFlagValueBits | (value & kMaxFlagValue);
 }

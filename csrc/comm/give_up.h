@@ -62,9 +62,9 @@ TK_DEVICE void describe_ring(FaultRecord& fault, const RingWait& wait_for) {
 // others of its warp may have seen what they waited for; `claimed` lets one lane write, which learns that it did. A
 // function of its own: it would be a quarter of the code of a kernel that waits in many places.
 //
-// The own abort word comes before all else, whoever claimed the record and whatever aborted_by says: the next to look
-// on this rank must not miss it, and the peer that stored aborted_by may have ended before it stored the other word.
-// But behind the claim: a warp that sees the word must not take the record from the one that knows the cause.
+// This rank's abort word is stored right after the claim. After it, because a warp that sees the word must not take the
+// record from the one that knows the cause. Before all else, even if another warp holds the claim or aborted_by is set:
+// the next look on this rank must not miss it, and the peer that set aborted_by may have ended before it stored abort.
 template <class Comm, class For>
 TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp<For> given_up) {
     const bool claims = claim_report(comm.fault);

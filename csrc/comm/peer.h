@@ -3,8 +3,7 @@
 //
 //   MappedPeer              stores arrive as the kernel made them
 //   TransportPeer           takes puts: bytes for the peer's heap, then a word there. The word is visible only after
-//   the
-//                           bytes of its own put; nothing is said about other puts
+//                           its own put's bytes; nothing is said about other puts
 //
 // with_peer(comm, rank, use) calls use(peer) with the right one. Places at a peer are offsets in its heap.
 #pragma once

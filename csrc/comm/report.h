@@ -12,7 +12,7 @@ TK_DEVICE bool claim_report(Record* const& record) {
     return !load_relaxed_system(&record->claimed) && claim_system(&record->claimed);
 }
 
-// The record is whole: whoever sees `value` in its last word sees the rest.
+// Publishes a record that is whole: a reader that sees `value` in its last word sees the rest.
 TK_DEVICE void publish_report(uint32_t* last, uint32_t value) {
     store_release_system(last, value);
 }

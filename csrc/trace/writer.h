@@ -14,7 +14,7 @@ class Recorder;
 
 namespace detail {
 
-// Without any value all fields at the begin read 0, and a span of a channel would be joined to a wrong signal.
+// Refuses a span without values: its fields would read 0, and a channel would join it to a wrong signal.
 template <auto kEvent, class... Values>
 TK_DEVICE constexpr void check_begin_fields() {
     static_assert(sizeof...(Values) == count_fields(event_info<kEvent>.begin_fields) ||

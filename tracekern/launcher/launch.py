@@ -362,7 +362,9 @@ def _start_command(command: Sequence[str], env: dict[str, str], inherited: list[
 
 def _free_port() -> int:
     """Returns a port for rank 0, which takes it seconds later: one that the system meanwhile gives to no program."""
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    given = 32768
+    with contextlib.suppress(OSError):  # a container may hide it
+        given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in [*random.sample(range(_FIRST_PORT, max(given, _FIRST_PORT + 100)), 100), 0]:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
