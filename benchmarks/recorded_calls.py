@@ -40,6 +40,7 @@ def main() -> int:
                 if variant == "low_latency" and tokens > 128:
                     continue
                 rows.append({"variant": variant, "tokens": tokens, **compare(options, variant, tokens, spawner)})
+                print(f"{variant}, {tokens} tokens: {rows[-1]['median']:.3f}, p99 {rows[-1]['p99']:.3f}", flush=True)
     print_rows(options, rows)
     write_results(f"recorded_calls_{options.ranks}", {**vars(options), "rows": rows})
     return 0
