@@ -96,6 +96,7 @@ def main() -> int:
         experts=8 * options.ranks,
         iterations=options.iterations,
         backend=options.backend,
+        host_driven=True,  # each call has rows of its own
         command=shlex.join(["python", *sys.argv]),
     )
     with tempfile.TemporaryDirectory(prefix="tracekern-flows-") as directory:

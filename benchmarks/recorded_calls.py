@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 
-from harness import Table, require_gpus, write_results
+from harness import Table, count_gpus, require_gpus, write_results
 
 from tracekern.launcher.spawner import Spawner
 from tracekern.moe.run import WORKER, MoeRun, run
@@ -42,7 +42,8 @@ def main() -> int:
                 rows.append({"variant": variant, "tokens": tokens, **compare(options, variant, tokens, spawner)})
                 print(f"{variant}, {tokens} tokens: {rows[-1]['median']:.3f}, p99 {rows[-1]['p99']:.3f}", flush=True)
     print_rows(options, rows)
-    write_results(f"recorded_calls_{options.ranks}", {**vars(options), "rows": rows})
+    num_gpus = min(options.ranks, count_gpus()) if options.backend == "cuda" else 0
+    write_results(f"recorded_calls_{options.ranks}", {**vars(options), "rows": rows}, num_gpus)
     return 0
 
 
