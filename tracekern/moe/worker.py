@@ -25,7 +25,7 @@ from tracekern.comm.group import Group
 from tracekern.comm.host_memory import shortage
 from tracekern.comm.launcher_environment import local_rank
 from tracekern.comm.preflight import why_no_gpu
-from tracekern.comm.resident import rank_of_thread, this_resident
+from tracekern.comm.this_thread import rank_of_thread, this_resident
 from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError, what_is_lacking
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group
 from tracekern.comm.node import directory_id, share_segments
-from tracekern.comm.resident import this_resident
+from tracekern.comm.this_thread import this_resident
 from tracekern.dump import format as fmt
 from tracekern.dump.attempts import choose_attempt, place_of
 from tracekern.errors import BadInput, one_line
