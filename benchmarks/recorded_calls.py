@@ -16,7 +16,8 @@ import tempfile
 
 from harness import Table, require_gpus, write_results
 
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.run import run
 
 DEFAULTS = {"ranks": 4, "hidden": 7168, "experts": 256, "topk": 8, "calls": 1000, "pairs": 5}
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from tracekern.moe.calls import Calls
+from tracekern.moe.options import MoeRun
 from tracekern.moe.routing import draw_choices
-from tracekern.moe.run import MoeRun
 from tracekern.moe.wire import least_call_us
 from tracekern.record.session import Capture
 

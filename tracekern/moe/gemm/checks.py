@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
-from tracekern.moe.gemm.kernels import FACTS, MAX_DETAIL, STAGINGS
+from tracekern.moe.experts import MAX_DETAIL
+from tracekern.moe.gemm.kernels import FACTS, STAGINGS
 from tracekern.moe.gemm.packing import DIVISOR, check_scales
 from tracekern.moe.shape import MAX_TOKENS, check_range, describe_tensor
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 FACTS = _C.families["gemm"]
 STAGINGS: tuple[str, ...] = tuple(FACTS.stagings)
 """How weights come to the multiplication; the results are the same bits."""
-MAX_DETAIL = (1 << 31) - 1
-"""Largest number of tiles of which one is on record step by step."""
 
 _TENSORS = (
     "expert_ids",

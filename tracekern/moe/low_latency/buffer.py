@@ -14,6 +14,14 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
 from tracekern.moe.launches import check_capture
+from tracekern.moe.low_latency.checks import (
+    bad_choice,
+    check_combine,
+    check_dispatch,
+    check_experts,
+    check_flag,
+    check_making,
+)
 from tracekern.moe.low_latency.handle import Dispatched, Handle, Slots
 from tracekern.moe.low_latency.kernels import Kernels, Limits
 from tracekern.moe.low_latency.settings import (
@@ -24,12 +32,6 @@ from tracekern.moe.low_latency.settings import (
     SCALE_GROUP,
     LaunchShape,
     Layout,
-    bad_choice,
-    check_combine,
-    check_dispatch,
-    check_experts,
-    check_flag,
-    check_making,
 )
 from tracekern.moe.shape import require_tensor
 
