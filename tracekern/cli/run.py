@@ -117,11 +117,13 @@ class _MoeCommand(Command):
         from tracekern.moe.families import VARIANTS, all_options
 
         options = " ".join(f"{option.name}: {option.help}" for option in all_options())
+        helps = {
+            "variant": f"{', '.join(VARIANTS)}; all: one after the other.",
+            "option": f"Options of some variants. {options}",
+        }
         for param in self.params:
-            if param.name == "variant":
-                param.help = f"{', '.join(VARIANTS)}; all: one after the other."
-            elif param.name == "option":
-                param.help = f"Options of some variants. {options}"
+            if isinstance(param, typer.core.TyperOption):
+                param.help = helps.get(str(param.name), param.help)
         super().format_help(*arguments)
 
 

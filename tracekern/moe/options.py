@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
@@ -43,11 +43,11 @@ class MoeRun:
     seed: int = 7
     trace: bool = True
     timeout_ms: int = 20_000
-    records_per_track: int | str = "auto"
-    keep: str = "first"
-    """"first" or "last" records of a full track stay."""
-    clock: str = "realtime"
-    """Where records get their times: "realtime" or "cycles"."""
+    records_per_track: int | Literal["auto"] = "auto"
+    keep: Literal["first", "last"] = "first"
+    """Which records of a full track stay."""
+    clock: Literal["realtime", "cycles"] = "realtime"
+    """Where records get their times."""
     detail: int | str = 0
     """Of every how many-th tile of int4 experts each step is recorded; 0: of none. "all": of every one, and how warps
     wait that have nothing to do."""
@@ -76,7 +76,7 @@ class MoeRun:
     """Command line stored with the capture."""
 
     def __post_init__(self) -> None:
-        for name, value, wanted in (
+        for name, choice, wanted in (
             ("variant", self.variant, VARIANTS),
             ("routing", self.routing, ROUTINGS),
             ("expert", self.expert, tuple(EXPERT_KINDS)),
@@ -84,8 +84,8 @@ class MoeRun:
             ("keep", self.keep, ("first", "last")),
             ("clock", self.clock, ("realtime", "cycles")),
         ):
-            if value not in wanted:
-                raise BadInput(f"{name} is {value!r}; wanted one of {', '.join(wanted)}")
+            if choice not in wanted:
+                raise BadInput(f"{name} is {choice!r}; wanted one of {', '.join(wanted)}")
         if self.backend == "cuda" and self.variant not in FAMILY_OF:
             raise BadInput(f"variant {self.variant} runs on the CPU only; on GPUs take one of {', '.join(FAMILY_OF)}")
         for name, value, low, high in (

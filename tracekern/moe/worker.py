@@ -76,7 +76,7 @@ def main() -> int:
     return report.exit_code
 
 
-main.at_interrupt = signal.SIG_DFL
+vars(main)["at_interrupt"] = signal.SIG_DFL
 
 
 class _NoRoom(BadInput):

@@ -11,6 +11,7 @@ from tracekern.errors import BadInput
 from tracekern.moe.experts import ExpertKind, Experts
 from tracekern.moe.gemm import checks
 from tracekern.moe.gemm.kernels import FACTS, Sizes, event_table, make_call, native_of
+from tracekern.moe.gemm.packing import DIVISOR
 from tracekern.moe.gemm.steps import k2, k4
 
 if TYPE_CHECKING:
@@ -184,8 +185,8 @@ def why_unsuitable(variant: str, stages: Mapping[str, tuple[str, ...]], shape: M
     if shape.dtype != "bf16":
         return f"dtype is {shape.dtype}; expert int4_sparse takes bf16"
     for name, size in (("hidden", shape.hidden), ("intermediate", intermediate)):
-        if size == 0 or size % checks.DIVISOR:
-            return f"{name} is {size}; expert int4_sparse takes a multiple of {checks.DIVISOR}"
+        if size == 0 or size % DIVISOR:
+            return f"{name} is {size}; expert int4_sparse takes a multiple of {DIVISOR}"
     most = (checks.MAX_SHARED_BYTES - FACTS.shared_bytes(0)) // 16
     if max(shape.hidden, intermediate) > most:
         return f"hidden is {shape.hidden}, intermediate {intermediate}; expert int4_sparse takes at most {most}"
