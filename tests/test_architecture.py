@@ -251,6 +251,13 @@ def test_kernels_leave_memory_order_to_comm():
     assert words_outside({"platform", "trace", "comm"}, MEMORY_ORDER) == []
 
 
+def test_the_segment_alone_writes_its_header():
+    written = re.compile(r"""header\[[^]]+\] *[-+|]?=[^=]""")
+    found = {relative(path) for path in python_files() if written.search(path.read_text())}
+    assert {name for name in found if not name.startswith("tracekern/segment/")} == set()
+    assert "tracekern/segment/writer.py" in found
+
+
 def test_files_are_short():
     lengths = {relative(path): len(path.read_text().splitlines()) for path in all_sources()}
     assert {name: lines for name, lines in lengths.items() if lines >= MAX_FILE_LINES} == {}
