@@ -117,11 +117,11 @@ def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
     stage = iterations.stage_of_launch[launch]
     rows = [
         replace(
-            _medians(iterations.stages[number], rank[of], length[of], idle[of], ranks),
-            is_start_up=bool(iterations.is_start_up[launch[of]].all()),
+            _medians(iterations.stages[number], rank[chosen], length[chosen], idle[chosen], ranks),
+            is_start_up=bool(iterations.is_start_up[launch[chosen]].all()),
         )
         for number in dict.fromkeys(stage.tolist())
-        for of in [stage == number]
+        for chosen in [stage == number]
     ]
     return StageTimes(
         ranks=ranks,
@@ -163,7 +163,7 @@ def _together(
     not taken for slow."""
     of_launch = iterations.of_launch[launch]
     num_launches, num_here = (
-        np.bincount(of[of >= 0], minlength=iterations.count) for of in (iterations.of_launch, of_launch)
+        np.bincount(owner[owner >= 0], minlength=iterations.count) for owner in (iterations.of_launch, of_launch)
     )
     chosen = of_launch >= 0
     chosen[chosen] = (iterations.is_whole & (num_here == num_launches))[of_launch[chosen]]
