@@ -4,7 +4,7 @@
 # make gpu-check  on a machine with GPUs and its own torch: what only a GPU can show, in 20 minutes at most; no virtual
 #             environment, no network
 # make docs   the documentation with the Python API as a site, in build/docs
-# make lint   ruff, mypy on the pure parts, clang-format
+# make lint   ruff, mypy, clang-format
 # make clean  removes everything that was built, .venv too
 #
 # All but gpu-check work in their own virtual environment, .venv. PYTHON=python3.12 picks another interpreter for it.

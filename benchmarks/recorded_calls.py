@@ -18,7 +18,8 @@ import tempfile
 from harness import Table, count_gpus, require_gpus, write_results
 
 from tracekern.launcher.spawner import Spawner
-from tracekern.moe.run import WORKER, MoeRun, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.run import WORKER, run
 
 DEFAULTS = {"ranks": 4, "hidden": 7168, "experts": 256, "topk": 8, "calls": 1000, "pairs": 5}
 

@@ -7,7 +7,8 @@ from collections import defaultdict
 import pytest
 
 import tracekern
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.run import run
 from tracekern.timeline.model import Timeline, field_values
 
 TOKENS, PARTITIONS = 24, 4

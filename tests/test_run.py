@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 from trace_processor import TraceProcessor, assert_no_loss
-from waiting import free_port
 
 import tracekern
 from tracekern.analysis.findings import analyze
 from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.launcher.rendezvous import free_port
+from tracekern.moe.options import MoeRun
+from tracekern.moe.reports import RankReport, RunReport
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun, RankReport, RunReport, _explain, _find_followers, run
+from tracekern.moe.run import _explain, _find_followers, run
 from tracekern.timeline.model import OPEN_END, EventClass
 from tracekern.viewers.report.headlines import headlines
 

@@ -7,6 +7,7 @@ behind the last one. While calls run, the host only queues the next ones, and th
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import statistics
 import time
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 
 from tracekern.moe.calls import Calls
+from tracekern.moe.options import MoeRun
 from tracekern.moe.routing import draw_choices
-from tracekern.moe.run import MoeRun
 from tracekern.moe.wire import least_call_us
 from tracekern.record.session import Capture
 
@@ -101,7 +102,10 @@ class CallsBackToBack(Calls):
         """Returns events of the device, which their first record creates; none on the CPU backend."""
         if self._backend == "cpu":
             return []
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        events = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(count)
+        ]
         for event in events:
             event.record()
         return events
@@ -128,8 +132,11 @@ class CallsBackToBack(Calls):
 
 def least_us(options: MoeRun) -> float:
     """Returns how long the wires take at least for the first call's rows (tracekern/moe/wire.py)."""
-    shape, about = options.shape, {"seed": options.seed, "routing": options.routing, "uneven": options.uneven}
-    chosen = [draw_choices(shape, rank=rank, iteration=0, **about)[0] for rank in range(shape.num_ranks)]
+    shape = options.shape
+    draw = functools.partial(
+        draw_choices, shape, iteration=0, seed=options.seed, routing=options.routing, uneven=options.uneven
+    )
+    chosen = [draw(rank=rank)[0] for rank in range(shape.num_ranks)]
     return least_call_us(chosen, shape.num_experts, shape.row_bytes)
 
 
