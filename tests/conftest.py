@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import browser as chromium
@@ -14,6 +16,10 @@ from warm_command import warm_commands
 
 # Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where compiled Python is not kept, every worker and each of the hundreds of processes would compile these files anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # On a busy machine any example may take seconds.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
