@@ -21,8 +21,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# On a busy machine any example may take seconds.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# On a busy machine any example may take seconds. Examples that failed are kept in .hypothesis and tried again first.
+SLOW = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("patient", **SLOW)
+hypothesis.settings.register_profile("ci", max_examples=30, **SLOW)
+hypothesis.settings.register_profile("soak", max_examples=400, **SLOW)
 hypothesis.settings.load_profile("patient")
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
