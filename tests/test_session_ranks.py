@@ -125,9 +125,8 @@ def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
 def test_nodes_without_a_shared_disk_send_their_dumps_to_rank_0(tmp_path: Path):
     """Each rank is given a directory of its own, as on disks that are not shared; nothing said where its dump is."""
     program = rank_program(tmp_path / "shared")
-    program = (
-        program.replace("with session.capture(", "with session.capture(os.environ['RANK'] + ")
-        .replace(repr(str(tmp_path / "shared")), repr("-capture"))
+    program = program.replace("with session.capture(", "with session.capture(os.environ['RANK'] + ").replace(
+        repr(str(tmp_path / "shared")), repr("-capture")
     )
     program = f"import os; os.chdir({str(tmp_path)!r})\n" + program
     codes, lines = run_ranks(3, program)
