@@ -34,7 +34,8 @@ test: .venv/extension lint
 	        --hypothesis-profile ci; }
 
 soak: .venv/test .venv/extension
-	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers" --timeout 3600
+	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers or hypothesis" --hypothesis-profile soak \
+	    --timeout 3600
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_all.py

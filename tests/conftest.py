@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import browser as chromium
@@ -15,8 +17,15 @@ from warm_command import warm_commands
 # Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a busy machine any example may take seconds.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Where compiled Python is not kept, every worker and each of the hundreds of processes would compile these files anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# On a busy machine any example may take seconds. Examples that failed are kept in .hypothesis and tried again first.
+SLOW = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("patient", **SLOW)
+hypothesis.settings.register_profile("ci", max_examples=30, **SLOW)
+hypothesis.settings.register_profile("soak", max_examples=400, **SLOW)
 hypothesis.settings.load_profile("patient")
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -33,7 +42,7 @@ def command_line() -> CommandLine:
     """Runs `tracekern ARGUMENTS...` as a user does: in a process of its own."""
 
     def run(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        ended = warm_commands().run(*arguments, timeout=timeout)
+        ended = warm_commands(for_ranks=arguments[:1] == ("run",)).run(*arguments, timeout=timeout)
         ended.stderr = without_dead_runs(ended.stderr)
         return ended
 

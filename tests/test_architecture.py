@@ -141,9 +141,8 @@ def import_faults(path: Path) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("path", python_files(), ids=relative)
-def test_imports_follow_the_table(path):
-    assert import_faults(path) == []
+def test_imports_follow_the_table():
+    assert [fault for path in python_files() for fault in import_faults(path)] == []
 
 
 def test_the_import_check_finds_planted_faults(tmp_path, monkeypatch):
@@ -178,16 +177,17 @@ def test_no_modules_import_each_other():
         TopologicalSorter({**graph, imported: {"tracekern.moe.run"}}).prepare()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tracekern" / "cli").glob("*.py")), ids=relative)
-def test_commands_import_heavy_things_inside(path):
+def test_commands_import_heavy_things_inside():
     light = (*sys.stdlib_module_names, "typer", "rich", "tracekern.cli", "tracekern.errors", "tracekern.formatting")
-    top_level = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = [
-        name
-        for node in top_level
+    found = [
+        f"{relative(path)}:{node.lineno}: imports {name}"
+        for path in sorted((ROOT / "tracekern" / "cli").glob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        if not is_within(name, light) and name != "tracekern"
     ]
-    assert [name for name in names if not is_within(name, light) and name != "tracekern"] == []
+    assert found == []
 
 
 def test_import_tracekern_is_light():
@@ -214,22 +214,55 @@ def csrc_part(path: Path) -> str:
     return "moe bindings" if part == "moe" and path.name.startswith("bind") else part
 
 
-@pytest.mark.parametrize("path", cxx_files(), ids=relative)
-def test_csrc_includes_only_to_the_left(path):
+def includes(path: Path) -> Iterator[tuple[str, str, str]]:
+    """(file:line, `"` or `<`, name) of every #include of a file."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if match := re.match(r'\s*#\s*include\s+(["<])([^">]+)', line):
+            yield f"{relative(path)}:{number}", match[1], match[2]
+
+
+def test_csrc_includes_only_to_the_left():
+    assert [fault for path in cxx_files() for fault in include_faults(path)] == []
+
+
+def include_faults(path: Path) -> Iterator[str]:
     allowed = ALLOWED_INCLUDES[csrc_part(path)]
-    for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
-        assert (CSRC / name).exists(), f"includes {name}; wanted a path that starts in csrc"
-        assert name in allowed or name.split("/")[0] in allowed, f"includes {name}; allowed: {allowed}"
-        if name.startswith("moe/") and name.count("/") == 2:
-            assert path.parent == (CSRC / name).parent, f"includes {name}; families do not know each other"
+    for where, quote, name in includes(path):
+        if quote == "<":
+            continue
+        if not (CSRC / name).exists():
+            yield f"{where}: includes {name}; wanted a path that starts in csrc"
+        elif name not in allowed and name.split("/")[0] not in allowed:
+            yield f"{where}: includes {name}; allowed: {allowed}"
+        elif name.startswith("moe/") and name.count("/") == 2 and path.parent != (CSRC / name).parent:
+            yield f"{where}: includes {name}; families do not know each other"
 
 
-@pytest.mark.parametrize("path", cxx_files(), ids=relative)
-def test_csrc_knows_no_torch_and_pybind_only_in_apis(path):
-    headers = re.findall(r"^\s*#\s*include\s+[<\"]([^>\"]+)", path.read_text(), re.MULTILINE)
-    assert [name for name in headers if name.startswith(("torch/", "ATen/", "c10/"))] == []
-    if csrc_part(path) not in {"apis", "moe bindings", "python_api.cpp", "python_api_cuda.cu"}:
-        assert [name for name in headers if name.startswith(("pybind11/", "Python.h"))] == []
+def test_csrc_knows_no_torch_and_pybind_only_in_apis():
+    with_pybind = {"apis", "moe bindings", "python_api.cpp", "python_api_cuda.cu"}
+    found = [
+        f"{where}: includes {name}"
+        for path in cxx_files()
+        for where, _, name in includes(path)
+        if name.startswith(("torch/", "ATen/", "c10/"))
+        or (name.startswith(("pybind11/", "Python.h")) and csrc_part(path) not in with_pybind)
+    ]
+    assert found == []
+
+
+def test_the_include_check_finds_planted_faults(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "CSRC", tmp_path / "csrc")
+    planted = tmp_path / "csrc" / "trace" / "planted.h"
+    planted.parent.mkdir(parents=True)
+    (tmp_path / "csrc" / "comm").mkdir()
+    (tmp_path / "csrc" / "comm" / "signal.h").write_text("")
+    planted.write_text('#include <vector>\n#include "comm/signal.h"\n#include "planted.h"\n')
+    found = [fault.split(";")[0] for fault in include_faults(planted)]
+    assert found == [
+        "csrc/trace/planted.h:2: includes comm/signal.h",
+        "csrc/trace/planted.h:3: includes planted.h",
+    ]
 
 
 def words_outside(parts: set[str], words: re.Pattern[str]) -> list[str]:
@@ -278,19 +311,20 @@ def cxx_functions(text: str) -> Iterator[tuple[str, int]]:
     text = re.sub(r"'(?:\\.|[^'\\\n])'", "' '", text)
     text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda match: "\n" * match[0].count("\n"), text, flags=re.MULTILINE)
     scope = re.compile(r"\s*(template\s*<.*>\s*)?(inline\s+)?(namespace|struct|class|union|enum|extern)\b", re.DOTALL)
-    depth, line, start_line, header, name = 0, 1, 0, "", ""
-    for char in text:
-        line += char == "\n"
-        if char == "{":
+    depth, line, start_line, before, name = 0, 1, 0, 0, ""
+    for mark in re.finditer("[{};]", text):
+        header = text[before : mark.start()]
+        before = mark.end()
+        line += header.count("\n")
+        if mark[0] == "{":
             if depth == 0 and "(" in header and not scope.match(header) and not header.rstrip().endswith("="):
                 depth, name, start_line = 1, " ".join(header.split()), line - header.lstrip().count("\n")
             elif depth:
                 depth += 1
-        elif char == "}" and depth:
+        elif mark[0] == "}" and depth:
             depth -= 1
             if depth == 0:
                 yield name, line - start_line + 1
-        header = "" if char in "{};" else header + char
 
 
 def test_functions_are_short():

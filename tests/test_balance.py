@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_timeline, make_tracks, timelines
 
@@ -226,7 +226,6 @@ def test_sizes_of_number_types_are_those_of_the_kernels():
     assert DTYPES.items() <= BYTES_OF_DTYPE.items()
 
 
-@settings(max_examples=100, deadline=None)
 @given(timelines(), st.booleans())
 def test_any_timeline_has_a_balance(timeline: Timeline, aligned: bool):
     balance = analyze_balance(timeline.replace(aligned=aligned))

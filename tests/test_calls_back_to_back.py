@@ -9,6 +9,7 @@ import pytest
 from test_run_graph import assert_replayed, graphs_of
 
 import tracekern
+from tests.warm_ranks import run_moe
 from tracekern.analysis.findings import analyze
 from tracekern.dump.format import ALIGN
 from tracekern.dump.reader import read_dump
@@ -16,7 +17,6 @@ from tracekern.errors import BadInput
 from tracekern.moe.calls import BATCHES_TOKENS
 from tracekern.moe.calls_back_to_back import CALLS_AT_ONCE
 from tracekern.moe.options import MoeRun
-from tracekern.moe.run import run
 from tracekern.moe.wire import busiest_bytes, count_rows, least_call_us
 from tracekern.timeline.model import Timeline
 
@@ -26,7 +26,7 @@ SMALL = {"ranks": 2, "tokens": 8, "hidden": 128, "experts": 4, "topk": 2, "itera
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
     directory = tmp_path_factory.mktemp("back_to_back") / "capture"
-    report = run(MoeRun(**SMALL, variant="pipelined", host_driven=False), directory)
+    report = run_moe(MoeRun(**SMALL, variant="pipelined", host_driven=False), directory)
     assert report.ok, report.errors
     return report, directory
 
@@ -83,7 +83,7 @@ def test_every_rank_reports_the_time_of_each_call(captured):
 def test_more_calls_than_are_queued_at_once(tmp_path, keep):
     num_calls = CALLS_AT_ONCE + 6
     options = MoeRun(**{**SMALL, "iterations": num_calls}, variant="low_latency", keep=keep, host_driven=False)
-    report = run(options, tmp_path / "capture")
+    report = run_moe(options, tmp_path / "capture")
     assert report.ok, report.errors
     assert [len(rank.iteration_ms) for rank in report.ranks] == [num_calls, num_calls]
 
@@ -91,7 +91,7 @@ def test_more_calls_than_are_queued_at_once(tmp_path, keep):
 def test_inputs_and_results_serve_in_turn_where_not_all_may_be_held(tmp_path):
     tokens = BATCHES_TOKENS // 2
     options = MoeRun(**{**SMALL, "tokens": tokens, "hidden": 8, "iterations": 5}, variant="fused", host_driven=False)
-    report = run(options, tmp_path / "capture")
+    report = run_moe(options, tmp_path / "capture")
     assert report.ok, report.errors
     assert {launch.waited_ns for launch in tracekern.load(tmp_path / "capture").launches} == {0}
     assert [rank.num_checked for rank in report.ranks] == [2, 2]

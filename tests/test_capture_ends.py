@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -14,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.test_session import launch
+from tests.warm_ranks import run_ranks
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
-from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch
@@ -195,12 +194,10 @@ dist.destroy_process_group()
 
 def test_captures_of_ranks_leave_nothing_open(tmp_path: Path):
     """Neither files nor threads, and no segment of a peer, however many captures a job makes."""
-    program = [sys.executable, "-c", textwrap.dedent(MANY_CAPTURES).format(root=str(ROOT), directory=str(tmp_path))]
-    lines: dict[int, list[str]] = {0: [], 1: [], 2: []}
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines[rank].append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], lines
-    for of_rank in lines.values():
-        seen = [line.split()[1:] for line in of_rank if line.startswith("open ")]
+    codes, lines = run_ranks(3, MANY_CAPTURES.format(root=str(ROOT), directory=str(tmp_path)))
+    assert codes == [0, 0, 0], lines
+    for rank in range(3):
+        seen = [line.split()[1:] for of, line in lines if of == rank and line.startswith("open ")]
         assert len(seen) == 4
         assert seen[1] == seen[2] == seen[3], "files, threads, and files that were deleted"
         assert seen[3][2] == "0"

@@ -124,7 +124,7 @@ def test_every_span_lies_on_its_thread(tmp_path: Path, name: str):
     assert by_thread == wanted
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(timeline=timelines())
 def test_any_timeline_arrives_whole(tmp_path: Path, timeline: Timeline):
     check_picture(timeline, tmp_path / "trace.json")

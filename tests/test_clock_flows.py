@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clock_exchanges import SECOND, Clock, rank_of, sample
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import CaptureSpec, write_capture
@@ -123,7 +123,6 @@ def tightened(timeline: Timeline) -> list[float]:
     return [rank.clock.hard_ns for rank in ranks]
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_ranks=st.integers(2, 5),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from clock_exchanges import ROW, SECOND, WALL_NS, Clock, errors_ns, exchange, rank_of, sample, spans_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekern.errors import BadInput
@@ -32,7 +32,6 @@ def test_eight_ranks_over_three_seconds_stay_within_their_bounds():
             assert 0 < fits[rank].sigma_ns < 200
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_ranks=st.integers(2, 6),

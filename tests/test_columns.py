@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from timelines import make_timeline, timelines
 
 from tracekern.analysis.imbalance import work_imbalance
@@ -16,7 +16,6 @@ from tracekern.timeline.model import Flows, Spans, Timeline
 AT_ONCE = "tracekern.timeline.columns._SPANS_AT_ONCE"
 
 
-@settings(max_examples=60, deadline=None)
 @given(timelines())
 def test_parts_are_the_whole(timeline: Timeline):
     spans = timeline.spans
@@ -29,7 +28,6 @@ def test_parts_are_the_whole(timeline: Timeline):
     assert sum(map(len, tracks)) == len(set(spans.track.tolist()))
 
 
-@settings(max_examples=60, deadline=None)
 @given(timelines())
 def test_small_parts_give_the_same_numbers(timeline: Timeline):
     def numbers() -> str:

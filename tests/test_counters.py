@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from timelines import COPY, WAIT, make_spans, make_timeline, make_tracks, timelines
 
 from tracekern.timeline import counters
@@ -52,7 +52,6 @@ def moments(timeline: Timeline) -> list[int]:
     return sorted({*spans.start.tolist(), *spans.end.tolist(), *(spans.end - 1).tolist()})
 
 
-@settings(max_examples=60, deadline=None)
 @given(timeline=timelines())
 def test_counters_are_right_at_every_moment(timeline):
     found = {(counter.rank, counter.name): counter for counter in count_events(timeline)}

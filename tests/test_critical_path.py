@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from scenarios import Scenario, rows_of
 from scenarios_causes import COPY_NS, GAP_NS, CallScenario, chain, every_kind_of_wait, pipeline
 from timelines import COPY, make_launch, make_spans, make_timeline, timelines
@@ -178,7 +178,6 @@ def test_of_a_kept_capture_it_is_as_long_as_the_run(name: str):
     assert (timeline.track_ranks()[stretches.track[on_device]] == stretches.rank[on_device]).all()
 
 
-@settings(max_examples=150, deadline=None)
 @given(timelines())
 def test_parts_of_any_timeline_sum_to_the_makespan(timeline: Timeline):
     found = path_of(timeline)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import EPOCH, EVENT_TABLE, ROLES, CaptureSpec, fill_segment, metadata, reserve_launch
@@ -162,7 +162,6 @@ def runs(draw: st.DrawFn, any_order: bool) -> Run:
     return run
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_decode_agrees_with_the_obvious_decoder(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     any_order = data.draw(st.booleans())
@@ -200,7 +199,6 @@ def span_runs(draw: st.DrawFn, shift: int) -> Run:
     return run
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_spans_are_decoded_as_they_were_recorded(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     shift = data.draw(st.sampled_from([0, 5]))

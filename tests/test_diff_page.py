@@ -28,18 +28,17 @@ def page_of(first: Timeline, second: Timeline, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_works_in_a_browser(command_line, tmp_path, browser, width):
+def test_the_page_works_in_a_browser(command_line, tmp_path, browser):
     path = tmp_path / "diff.html"
     result = command_line("diff", TRACES / "h200x4", TRACES / "cpu_8_ranks", "-o", path)
     assert result.returncode == 0, result.stderr
-    with browser.tab(width) as tab:
+    with browser.tab(390) as tab:
         tab.page.goto(path.as_uri())
         figures = look_at(tab.page)
         assert len(figures) == 3
         assert [figure for figure in figures if figure["overflow"] > 0] == []
         assert tab.page.locator(".warn").count() == 2  # other shapes, other places
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
         assert tab.complaints == []
         assert [url for url in tab.requested if not url.startswith(("data:", path.as_uri()))] == []
 
@@ -60,20 +59,20 @@ def test_bars_are_the_medians_of_both_sides(tmp_path):
     assert "&lt;a&gt;" in path.read_text()
 
 
-@pytest.mark.parametrize("which", ["nothing on one side", "nothing at all", "one rank"])
-def test_poor_captures_get_a_page(tmp_path, browser, which):
+def test_poor_captures_get_a_page(tmp_path, browser):
     whole, nothing = make_timeline(), make_timeline(spans=Spans(), flows=Flows())
-    first, second = {
+    pairs = {
         "nothing on one side": (whole, nothing),
         "nothing at all": (nothing, nothing),
         "one rank": (select(whole, None, [0]), whole),
-    }[which]
+    }
     with browser.tab(390) as tab:
-        tab.page.goto(page_of(first, second, tmp_path / "diff.html").as_uri())
-        if which != "nothing at all":
-            look_at(tab.page)
-        assert tab.page.locator("h2").count() == 5
-        assert tab.complaints == []
+        for which, sides in pairs.items():
+            tab.page.goto(page_of(*sides, tmp_path / "diff.html").as_uri())
+            if which != "nothing at all":
+                look_at(tab.page)
+            assert tab.page.locator("h2").count() == 5, which
+            assert tab.complaints == [], which
 
 
 def hung() -> Timeline:

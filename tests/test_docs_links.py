@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
-
-import pytest
 
 import tracekern
 
@@ -28,20 +28,22 @@ def text_of(page: Path) -> str:
     return re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Of the page's headings, by GitHub's rule: lower case, punctuation dropped, a hyphen for each space."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    dead = []
+def dead_links(page: Path) -> Iterator[str]:
     for target, anchor in LINK.findall(text_of(page)):
         file = (page.parent / unquote(target)).resolve() if target else page
         if not file.exists() or (anchor and anchor not in anchors(file)):
-            dead.append(f"{target}#{anchor}")
-    assert not dead
+            yield f"{page}: {target}#{anchor}"
+
+
+def test_links_lead_somewhere():
+    assert [link for page in PAGES for link in dead_links(page)] == []
 
 
 def test_every_page_can_be_reached_from_the_readme():

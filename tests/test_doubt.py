@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import SIGNAL_NS, Scenario, exchange, with_clocks
 from wait_oracle import any_runs
@@ -188,7 +188,6 @@ def test_kept_captures_charge_all_lateness_between_ranks_once(name: str):
         assert blame.proven.lo_ns <= blame.likely.lo_ns <= blame.late_ns <= blame.likely.hi_ns <= blame.proven.hi_ns
 
 
-@settings(max_examples=150, deadline=None)
 @given(any_runs(), st.integers(0, 30), st.data())
 def test_the_truth_lies_inside_whatever_the_clocks_did(truth: Timeline, hard_ns: int, data: st.DataObject):
     error = {rank.rank: data.draw(st.integers(-hard_ns, hard_ns)) for rank in truth.ranks if rank.rank}
@@ -219,7 +218,6 @@ def messages(draw: st.DrawFn) -> Timeline:
     return run.timeline()
 
 
-@settings(max_examples=50, deadline=None)
 @given(messages(), st.integers(0, 15))
 def test_limits_of_a_sum_are_reached_by_some_offset(truth: Timeline, hard_ns: int):
     late = [
@@ -231,7 +229,6 @@ def test_limits_of_a_sum_are_reached_by_some_offset(truth: Timeline, hard_ns: in
     assert (lo.sum(), hi.sum()) == (min(late), max(late))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.tuples(*[st.integers(0, 60)] * 3), st.integers(0, 30))
 def test_limits_at_a_barrier_are_reached_by_some_clocks(work_ns: tuple[int, int, int], hard_ns: int):
     run = Scenario(3)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, write_capture
@@ -200,7 +200,6 @@ def test_truncation_at_and_around_every_border(sound: bytes, scratch: Path):
     refuse(scratch, sound + b"\0")
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), min_size=1, max_size=4, unique=True)
 )
@@ -297,7 +296,6 @@ def walk(value: Any, path: tuple = ()) -> list[tuple]:
     return [path] + [inner for key, child in children for inner in walk(child, (*path, key))]
 
 
-@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_metadata_of_any_other_shape_reads_or_is_refused(sound: bytes, scratch: Path, data: st.DataObject):
     """Right checksums around wrong contents: never another exception, never memory beyond the file's own size."""
@@ -324,7 +322,6 @@ def test_metadata_of_any_other_shape_reads_or_is_refused(sound: bytes, scratch: 
     assert "\n" not in complaint(scratch)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_a_payload_of_any_other_content_reads_or_is_refused(sound: bytes, scratch: Path, data: st.DataObject):
     size = struct.unpack_from("<Q", sound, 16)[0]

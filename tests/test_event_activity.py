@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks
 from wait_oracle import any_runs
 
@@ -30,7 +30,6 @@ def innermost_by_hand(timeline: Timeline, track: int) -> tuple[dict[int, int], l
     return innermost, alone
 
 
-@settings(max_examples=150, deadline=None)
 @given(any_runs())
 def test_pieces_are_the_innermost_spans(timeline: Timeline):
     activity = flatten(timeline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks, timelines
 
 from tracekern.analysis.findings import Findings
@@ -21,7 +21,6 @@ def runs_by_hand(timeline: Timeline, graph: EventGraph) -> list[int]:
     return [runs.get((track, launch if launch >= 0 else nameless[track]), -1) for track, launch in spans]
 
 
-@settings(max_examples=150, deadline=None)
 @given(timelines())
 def test_runs_of_any_spans(timeline: Timeline):
     graph = build_graph(timeline)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opening import longest_waits
 from timelines import make_timeline, timelines
@@ -149,7 +149,6 @@ def test_of_a_block_that_is_too_large_what_is_near_the_longest_wait_is_drawn(who
     assert (around[0] | around[1])[device].mean() > 0.5
 
 
-@settings(max_examples=60)
 @given(timelines(), st.integers(4, 40))
 def test_it_is_never_larger_than_asked_for(timeline, max_spans):
     drawing = prepare(timeline)

@@ -16,6 +16,7 @@ import torch
 
 from tests.rank_pool import RankPool
 from tests.waiting import in_a_while
+from tests.warm_ranks import run_moe
 from tracekern import _C
 from tracekern.analysis.findings import analyze
 from tracekern.comm.group import Group
@@ -27,7 +28,6 @@ from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
 from tracekern.timeline.iterations import LaunchIterations
@@ -181,7 +181,7 @@ def test_the_last_records_of_a_killed_rank_are_kept(tmp_path):
         if done >= 20 and 2 in pids:
             os.kill(pids.pop(2), signal.SIGKILL)
 
-    report = run(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
+    report = run_moe(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
     assert "rank 2 ended (killed by signal 9) during run" in report.errors
     timeline = load(tmp_path)
     assert [rank.state for rank in timeline.ranks] == ["closed", "closed", "salvaged", "closed"]

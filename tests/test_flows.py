@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekern.analysis.waits.analyze import analyze_waits
@@ -154,7 +154,6 @@ def ends(draw: st.DrawFn, signal_peer: bool, wait_peer: bool) -> list[End]:
     ("signal_peer", "wait_peer"), [(True, True), (False, False), (True, False), (False, True)], ids=str
 )
 @pytest.mark.parametrize("kind", JOINING)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_join_is_the_obvious_one(kind: ChannelKind, signal_peer: bool, wait_peer: bool, data: st.DataObject):
     timeline, rows = build(data.draw(ends(signal_peer, wait_peer)), kind, signal_peer, wait_peer)
@@ -291,7 +290,6 @@ def test_kernels_without_epochs_are_told_apart_by_their_sequence():
     assert len(flows) == 2
 
 
-@settings(max_examples=60, deadline=None)
 @given(ends(True, True))
 def test_channels_of_one_name_and_two_kinds_are_two(rows: list[End]):
     """Two kernels, one an epoch, name their channels alike: tokens here, credits there."""

@@ -27,6 +27,7 @@ from tracekern.gate.run import Run
 
 RULES = Rules()
 COPY = "dispatch.copy_token.p50"
+FEW_AND_MANY = pytest.mark.parametrize("trials", [25, pytest.param(100, marks=pytest.mark.soak)])
 
 
 def verdicts(base, head, rules=RULES) -> dict[str, Verdict]:
@@ -204,13 +205,14 @@ def test_zero_and_constant_values_are_no_trouble():
     assert set(verdicts(base, head).values()) == {Verdict.SAME}
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize("spread", [0.01, 0.03])
-def test_false_alarms_are_rarer_than_promised(spread):
+def test_false_alarms_are_rarer_than_promised(spread, trials):
     alarms = 0
-    for seed in range(100):
+    for seed in range(trials):
         comparison = compare(draw_runs(8, 2 * seed, spread=spread), draw_runs(8, 2 * seed + 1, spread=spread), RULES)
         alarms += bool(comparison.of(Verdict.REGRESSED))
-    assert alarms <= 3
+    assert alarms <= 3 * trials / 100
 
 
 def disturbed(runs: list[Run], seed: int) -> list[Run]:
@@ -224,15 +226,16 @@ def disturbed(runs: list[Run], seed: int) -> list[Run]:
     return result
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize(("spread", "slow_launches"), [(0.03, False), (0.02, True)])
-def test_a_growth_of_15_percent_is_caught_where_runs_spread_by_3_and_one_in_ten_is_slow(spread, slow_launches):
+def test_a_growth_of_15_percent_is_caught_where_runs_spread_by_3_and_one_in_ten_is_slow(spread, slow_launches, trials):
     caught = 0
-    for seed in range(0, 200, 2):
+    for seed in range(0, 2 * trials, 2):
         base, head = (draw_runs(8, seed + i, spread=spread, factor={COPY: 1 + 0.15 * i}) for i in (0, 1))
         if slow_launches:
             base, head = disturbed(base, seed), disturbed(head, seed + 1)
         caught += COPY in {change.metric for change in compare(base, head, RULES).of(Verdict.REGRESSED)}
-    assert caught >= 95
+    assert caught >= 0.95 * trials
 
 
 @pytest.mark.parametrize(("num_grown", "verdict"), [(2, Verdict.SAME), (4, Verdict.UNDECIDED), (8, Verdict.REGRESSED)])
@@ -260,7 +263,7 @@ def drifting(count: int, seed: int, first: int, slope: float, factor: float = 1.
 
 def test_a_drift_from_launch_to_launch_is_no_regression():
     found = []
-    for seed in range(0, 40, 2):
+    for seed in range(0, 10, 2):
         base, head = drifting(8, seed, 0, 0.01), drifting(8, seed + 1, 8, 0.01)
         report = check(list(reversed(head)), base)  # the order of the files says nothing
         found.append(report.outcome)
@@ -286,12 +289,13 @@ def test_a_drift_adds_nothing_to_launches_that_alternate():
     assert check(unknown[1], unknown[0], rules=Rules(alternating=True)).all_problems == ()
 
 
-def test_without_a_drift_none_is_seen():
+@FEW_AND_MANY
+def test_without_a_drift_none_is_seen(trials):
     seen = 0
-    for seed in range(200):
+    for seed in range(2 * trials):
         base, head = draw_runs(8, 2 * seed, spread=0.03), draw_runs(8, 2 * seed + 1, spread=0.03)
         seen += bool(compare(base, head, Rules(metrics=("*.p50",))).problems)
-    assert seen <= 6, "1 in 100; 7 of 200 come once in 200 times"
+    assert seen <= 6 * trials / 100, "1 in 100; 7 of 200 come once in 200 times"
 
 
 SHARE, WAITING = "dispatch.wait_token.wait_share", "dispatch.wait_token.wait_per_iteration"
@@ -324,12 +328,13 @@ def test_a_baseline_without_the_waiting_is_read_and_says_what_it_lacks():
     assert compare(old, draw_runs(8, 2), Rules(metrics=(SHARE,))).problems
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize("num_runs", [5, 8])
-def test_the_minimal_detectable_change_is_detected(num_runs):
+def test_the_minimal_detectable_change_is_detected(num_runs, trials):
     """New runs that grew by what was promised on save, each time from the runs saved then, show it in about 95 of 100
     checks."""
     found = []
-    for seed in range(60):
+    for seed in range(trials):
         base = draw_runs(num_runs, 2 * seed, spread=0.1)
         growth = 1 + minimal_detectable_changes(base, RULES)[COPY].change
         head = draw_runs(num_runs, 2 * seed + 1, spread=0.1, factor={COPY: growth})
@@ -337,10 +342,11 @@ def test_the_minimal_detectable_change_is_detected(num_runs):
     assert np.mean(found) >= 0.85
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize(("num_runs", "spread", "growth"), [(5, 0.02, 1.15), (8, 0.05, 1.15), (8, 0.03, 1.15)])
-def test_the_power_that_is_told_is_the_power_that_there_is(num_runs, spread, growth):
+def test_the_power_that_is_told_is_the_power_that_there_is(num_runs, spread, growth, trials):
     found, told = [], []
-    for seed in range(100):
+    for seed in range(trials):
         base = draw_runs(num_runs, 2 * seed, spread=spread)
         head = draw_runs(num_runs, 2 * seed + 1, spread=spread, factor={COPY: growth})
         (change,) = [change for change in compare(base, head, RULES).changes if change.metric == COPY]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.test_session_ranks import rank_program
+from tests.warm_ranks import run_ranks
 from tracekern.comm.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import PeerLost
-from tracekern.launcher.launch import launch_ranks
 from tracekern.timeline.load import load
 
 FULL_DISK = """
@@ -22,11 +22,10 @@ FULL_DISK = """
 """
 
 
-def run_two(program: list[str]) -> tuple[list[int], list[str]]:
+def run_two(program: str) -> tuple[list[int], list[str]]:
     """Exit codes, and lines that begin with the rank that wrote them."""
-    lines: list[str] = []
-    exits = launch_ranks(2, program, on_line=lambda rank, line: lines.append(f"{rank} {line}"), timeout_s=120)
-    return [end.returncode for end in exits], lines
+    codes, lines = run_ranks(2, program)
+    return codes, [f"{rank} {line}" for rank, line in lines]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -45,7 +44,7 @@ def test_a_dump_that_rank_0_has_no_room_for_stays_on_its_node(tmp_path: Path):
     """Each rank is given a directory of its own, as on disks that are not shared."""
     program = rank_program(tmp_path / "capture", body=FULL_DISK.format(rank=0))
     place = repr(str(tmp_path / "capture"))
-    program[-1] = program[-1].replace(f"capture({place}", f"capture({place} + os.environ['RANK']")
+    program = program.replace(f"capture({place}", f"capture({place} + os.environ['RANK']")
     codes, lines = run_two(program)
     assert [code != 0 for code in codes] == [True, False], "\n".join(lines)
     assert [line for line in lines if line.startswith("1 rank 0 could not write it; this rank's dump is ")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekern.analysis.groups import group_rows, median_of_groups
@@ -14,7 +14,6 @@ FAR = st.sampled_from([-(1 << 61), -1, 0, 1 << 40, (1 << 61) + 1])
 
 
 @pytest.mark.parametrize("numbers", [NEAR, st.integers(0, 5000), FAR], ids=["near", "some way", "far"])
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), num_columns=st.integers(0, 4))
 def test_groups_are_those_of_plain_loops(numbers: st.SearchStrategy[int], data: st.DataObject, num_columns: int):
     rows = data.draw(st.lists(st.tuples(*[numbers] * num_columns, st.integers(0, 9)), max_size=12))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import GROUP_NS, START_NS, CaptureSpec, fill_segment, write_capture
@@ -286,7 +286,6 @@ def test_no_error_names_a_file_that_the_user_never_saw(tmp_path: Path):
     assert str(refused.value).startswith("add_torch_profile(): what the profiler exported: event ")
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_damaged_gzip_never_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     content = bytearray(gzip.compress(json.dumps({"traceEvents": [EVENT] * 20}).encode(), mtime=0))

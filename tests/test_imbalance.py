@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from scenarios import Scenario, exchange
 from timelines import COPY, WAIT, make_spans, make_timeline, timelines
 
@@ -67,7 +67,6 @@ def test_time_in_which_several_waits_are_open_is_left_out_once(waits: list[tuple
     assert row.busy_ns == {0: busy_ns}
 
 
-@settings(max_examples=200, deadline=None)
 @given(timelines())
 def test_work_is_that_of_plain_loops(timeline: Timeline):
     spans, rank_of_track = timeline.spans, timeline.track_ranks()

@@ -136,10 +136,10 @@ def listening_addresses() -> list[str]:
     return [row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
 
 
-def test_ranks_listen_on_the_loopback_interface_only(program: Program, monkeypatch: pytest.MonkeyPatch):
+def test_ranks_listen_on_the_loopback_interface_only(function: Program, monkeypatch: pytest.MonkeyPatch):
     """The store of rank 0, and gloo of both. Without a choice of ours gloo takes the address of the host's name."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    exits, lines = program.run(2, SOCKETS, timeout_s=300)
+    exits, lines = function.run(2, SOCKETS, timeout_s=300)
     assert [end.returncode for end in exits] == [0, 0], lines
     addresses = {rank: line.split() for rank, line in lines}
     assert len(addresses[0]) == len(addresses[1]) + 1, "the store"

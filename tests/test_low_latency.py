@@ -218,11 +218,12 @@ def test_289_experts_leave_groups_idle(pools):
     assert pools(1).call(one_call, batches, 289, True, False) == [[]]
 
 
-def test_32_tiny_ranks(pools):
-    batches = [draw(rank, 2, 512, 32, 3) for rank in range(32)]
-    pool = RankPool(32)
+@pytest.mark.parametrize("num_ranks", [12, pytest.param(32, marks=pytest.mark.soak)])
+def test_many_tiny_ranks(num_ranks):
+    batches = [draw(rank, 2, 512, num_ranks, 3) for rank in range(num_ranks)]
+    pool = RankPool(num_ranks)
     try:
-        assert pool.call(one_call, batches, 32, True, False) == [[]] * 32
+        assert pool.call(one_call, batches, num_ranks, True, False) == [[]] * num_ranks
     finally:
         pool.close()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import SEE_NS, Scenario, exchange
 from wait_oracle import any_runs
@@ -183,7 +183,6 @@ def test_no_waits_make_an_empty_matrix():
     assert find_abnormal(matrix) == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(any_runs())
 def test_cells_are_the_sums_of_plain_loops(timeline: Timeline):
     waits = analyze_waits(timeline)
@@ -196,7 +195,6 @@ def test_cells_are_the_sums_of_plain_loops(timeline: Timeline):
     find_abnormal(matrix)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(3, 7), st.integers(3, 7), st.integers(0, 2**32))
 def test_polish_takes_a_table_apart(num_rows: int, num_columns: int, seed: int):
     random = np.random.default_rng(seed)

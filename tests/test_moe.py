@@ -69,7 +69,7 @@ def shapes(draw) -> MoeShape:
     )
 
 
-@pytest.mark.parametrize("num_shapes", [30, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("num_shapes", [10, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
 def test_all_variants_give_the_bits_of_reference(pools, num_shapes):
     @settings(max_examples=num_shapes, deadline=None, suppress_health_check=list(HealthCheck))
     @given(

@@ -326,8 +326,7 @@ OF_THE_UI = (
 """What the Perfetto UI itself writes to the console where it may reach nothing but where it came from."""
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["h200x4", "h200x4_late_host", "cpu_8_ranks"])
+@pytest.mark.parametrize(("name", "size"), [("h200x4_late_host", SIZES[0]), ("cpu_8_ranks", SIZES[1])])
 def test_offline_shows_the_longest_wait_in_the_real_ui(name, size, browser, tmp_path):
     with opened(fresh_copy(name, tmp_path), "--offline") as (process, url), browser.tab(*size) as tab:
         tab.page.goto(url)
@@ -366,11 +365,11 @@ def test_online_shows_the_longest_wait(browser, tmp_path):
         )
 
 
-def test_an_outlier_has_a_link_of_its_own(browser, tmp_path):
+def test_an_outlier_has_a_link_of_its_own(tmp_path):
     capture = fresh_copy("h200x4_late_host", tmp_path)
     timeline = load(capture)
     (typical, _), (outlier, _) = longest_waits(timeline)
-    with opened(capture, "--offline") as (process, url), browser.tab() as tab:
+    with opened(capture, "--offline") as (process, url):
         told = [process.stderr.readline() for _ in range(5)]
         (selected,) = (line for line in told if line.startswith("selected: the longest wait, rank 1 "))
         assert ", 231 us in iteration 5, of median length among 6; released by rank 0 " in selected
@@ -380,10 +379,6 @@ def test_an_outlier_has_a_link_of_its_own(browser, tmp_path):
         for address, wait in ((url, typical), (link, outlier)):
             ts, dur, _ = place_of(timeline, wait)
             assert location_of(address).endswith(f"&ts={ts}&dur={dur}")
-        tab.page.goto(link)
-        wait_until_loaded(tab.page)
-        tab.page.wait_for_function("() => window.app.trace.selection.selection.kind === 'track_event'")
-        assert tab.page.evaluate(SELECTED) == place_of(timeline, outlier)
         status, _, _ = ask("GET", urlsplit(link).path[:-1] + "~", urlsplit(link).port)
         assert status == 404
 

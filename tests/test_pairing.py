@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekern.timeline.decode.pairing import pair
@@ -38,7 +38,6 @@ def assert_paired(records: list[Record]) -> None:
     assert found.orphan.tolist() == sorted(ends - set(closed.values()))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 2)), min_size=1, max_size=40))
 def test_any_records_of_any_tracks(records: list[Record]):
     assert_paired(sorted(records, key=lambda record: record[0]))

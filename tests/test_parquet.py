@@ -38,7 +38,7 @@ def expected_fields(timeline: Timeline, span: int) -> dict[str, int]:
     return result
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(timeline=timelines())
 def test_every_span_is_a_row(tmp_path: Path, timeline: Timeline):
     rows = load(timeline, tmp_path / "trace.parquet")

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 
 import tracekern
+from tests.warm_ranks import run_moe
 from tracekern.moe.options import MoeRun
-from tracekern.moe.run import run
 from tracekern.timeline.model import Timeline, field_values
 
 TOKENS, PARTITIONS = 24, 4
@@ -43,7 +43,7 @@ def test_a_partition_goes_out_while_the_one_before_comes_back(tmp_path, blocks, 
         warps=warps,
         family_options={"partitions": PARTITIONS},
     )
-    run(options, tmp_path).raise_for_error()
+    run_moe(options, tmp_path).raise_for_error()
     seen = 0
     for events in steps_of_tracks(tracekern.load(tmp_path)).values():
         for partition, start, _ in events["wait_partial"]:
@@ -61,7 +61,7 @@ def test_a_partition_goes_out_while_the_one_before_comes_back(tmp_path, blocks, 
 
 def test_one_partition_is_sent_whole_before_anything_comes_back(tmp_path):
     options = MoeRun(**SHAPE, variant="pipelined", iterations=1, family_options={"partitions": 1})
-    run(options, tmp_path).raise_for_error()
+    run_moe(options, tmp_path).raise_for_error()
     for events in steps_of_tracks(tracekern.load(tmp_path)).values():
         for _, start, _ in events["wait_partial"]:
             assert all(end <= start for _, _, end in events["copy_row"])

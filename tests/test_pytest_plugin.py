@@ -51,16 +51,25 @@ def test_without():
 
 @pytest.fixture
 def inner(pytester, monkeypatch):
-    """Writes the inner test and runs pytest on it in a process of its own."""
+    """Writes the inner test and runs pytest on it, in this process or in one of its own."""
     root = str(TESTS.parent)
     monkeypatch.setenv("PYTHONPATH", root)
+    # The next text of the test may be as long, and of the same second: what was compiled would be taken for it.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def run(
-        *arguments: str, factor: float = 1.0, captures: int = 1, room: int = 200, budget: str = "wait_token.p50=1ms"
+        *arguments: str,
+        factor: float = 1.0,
+        captures: int = 1,
+        room: int = 200,
+        budget: str = "wait_token.p50=1ms",
+        in_a_process: bool = False,
     ):
         text = ONE_KERNEL.format(tests=str(TESTS), factor=factor, captures=captures, room=room, budget=budget)
         pytester.makepyfile(test_inner=text)
-        return pytester.runpytest_subprocess(*PLUGIN, "-p", "no:cacheprovider", *arguments)
+        how = pytester.runpytest_subprocess if in_a_process else pytester.runpytest_inprocess
+        return how(*PLUGIN, "-p", "no:cacheprovider", *arguments)
 
     return run
 
@@ -70,8 +79,8 @@ def kept(pytester) -> list[Path]:
 
 
 def test_a_budget_that_holds_and_one_that_does_not(inner, pytester):
-    inner().assert_outcomes(passed=2)
-    result = inner(budget="wait_token.p50=1us")
+    inner(in_a_process=True).assert_outcomes(passed=2)
+    result = inner(budget="wait_token.p50=1us", in_a_process=True)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         ["*over the stall budget*", "dispatch.wait_token.p50 is * us, its budget is 1.00 us (+*%)"]
@@ -100,7 +109,7 @@ def test_a_budget_without_a_capture_says_so(pytester, monkeypatch):
 
 
 def test_save_compare_fail(inner, pytester):
-    saved = inner("--tracekern-save")
+    saved = inner("--tracekern-save", in_a_process=True)
     saved.assert_outcomes(passed=2)
     saved.stdout.fnmatch_lines(["saved 1 test as *0001_*"])
     (path,) = kept(pytester)

@@ -13,7 +13,7 @@ assert_right = partial(random_ranks.assert_right, "random_calls")
 
 @pytest.mark.parametrize("how", [(), ("--resident",)], ids=["processes", "resident"])
 def test_random_calls_on_cpu(how):
-    assert_right("cpu", 3, 20, *how)
+    assert_right("cpu", 3, 8, *how)
 
 
 @pytest.mark.soak

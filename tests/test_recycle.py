@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
@@ -257,7 +257,6 @@ def play(flight: Flight, actions: Actions, tells: bool = True) -> int:
     return refused
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     actions=st.lists(st.one_of(BURSTS, RUNS), min_size=15, max_size=40),
     ring=st.booleans(),

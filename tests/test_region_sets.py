@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
@@ -243,7 +243,6 @@ def test_what_led_to_a_hang_is_kept_however_far_the_host_goes_on(tmp_path: Path)
         assert replays_on_record(segment, tmp_path / "dump") == [*range(27, 31)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     num_sets=st.integers(1, 9),
     slots=st.integers(1, 12),

@@ -16,6 +16,7 @@ import pytest
 from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
+from tests.warm_ranks import run_moe
 from tracekern.analysis.findings import analyze
 from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
@@ -24,7 +25,7 @@ from tracekern.launcher.rendezvous import free_port
 from tracekern.moe.options import MoeRun
 from tracekern.moe.reports import RankReport, RunReport
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import _explain, _find_followers, run
+from tracekern.moe.run import _explain, _find_followers
 from tracekern.timeline.model import OPEN_END, EventClass
 from tracekern.viewers.report.headlines import headlines
 
@@ -122,7 +123,7 @@ class Loaded:
 @pytest.mark.parametrize("variant", ["token", "fused", "balanced"])
 def test_perfetto_counts_what_the_routing_demands(tmp_path, variant):
     options = MoeRun(**SMALL, variant=variant, seed=11)
-    report = run(options, tmp_path / "capture")
+    report = run_moe(options, tmp_path / "capture")
     report.raise_for_error()
     timeline = tracekern.load(tmp_path / "capture")
     write_perfetto(timeline, tmp_path / "trace.pftrace.gz")
@@ -142,7 +143,7 @@ def test_a_token_goes_once_to_each_rank_of_its_experts(tmp_path, variant):
     options = MoeRun(
         **SMALL, variant=variant, seed=11, family_options={"partitions": 2} if variant == "pipelined" else {}
     )
-    run(options, tmp_path / "capture").raise_for_error()
+    run_moe(options, tmp_path / "capture").raise_for_error()
     timeline = tracekern.load(tmp_path / "capture")
     assert not [problem for problem in timeline.problems if problem.kind == "unmatched_wait"]
     write_perfetto(timeline, tmp_path / "trace.pftrace.gz")
@@ -159,7 +160,7 @@ def test_a_token_goes_once_to_each_rank_of_its_experts(tmp_path, variant):
 
 
 def test_rank_flags_release_every_wait_on_them(tmp_path):
-    report = run(MoeRun(**SMALL, variant="flag"), tmp_path)
+    report = run_moe(MoeRun(**SMALL, variant="flag"), tmp_path)
     report.raise_for_error()
     timeline = tracekern.load(tmp_path)
     names = [event.name for event in timeline.events]
@@ -172,14 +173,14 @@ def test_rank_flags_release_every_wait_on_them(tmp_path):
 
 @pytest.mark.parametrize("variant", ["reference", "sorted"])
 def test_torch_variants_leave_host_lanes(tmp_path, variant):
-    report = run(MoeRun(**SMALL, variant=variant), tmp_path)
+    report = run_moe(MoeRun(**SMALL, variant=variant), tmp_path)
     report.raise_for_error()
     timeline = tracekern.load(tmp_path)
     assert timeline.host_names.count(f"{variant} call") == 1
 
 
 def test_too_few_records_are_counted_drawn_and_told(tmp_path):
-    report = run(MoeRun(**{**SMALL, "tokens": 64}, records_per_track=16), tmp_path)
+    report = run_moe(MoeRun(**{**SMALL, "tokens": 64}, records_per_track=16), tmp_path)
     report.raise_for_error()
     timeline = tracekern.load(tmp_path)
     lost = [launch for launch in timeline.launches if launch.records_lost]
@@ -188,7 +189,7 @@ def test_too_few_records_are_counted_drawn_and_told(tmp_path):
     with pytest.raises(BadInput, match="would have been enough"):
         tracekern.load(tmp_path, strict=True)
     enough = max(launch.records_needed for launch in timeline.launches)
-    report = run(MoeRun(**{**SMALL, "tokens": 64}, records_per_track=enough), tmp_path / "again")
+    report = run_moe(MoeRun(**{**SMALL, "tokens": 64}, records_per_track=enough), tmp_path / "again")
     report.raise_for_error()
     assert not any(launch.records_lost for launch in tracekern.load(tmp_path / "again").launches)
 
@@ -197,7 +198,7 @@ def test_settings_of_a_capture_are_the_work_alone(tmp_path):
     options = MoeRun(**SMALL)
     recorded = {"keep": "last", "every": 2, "records_per_track": 4096, "timeout_ms": 19_000, "command": "other"}
     told: list[tuple[int, int]] = []
-    report = run(
+    report = run_moe(
         dataclasses.replace(options, **recorded, backend="cpu"), tmp_path, lambda *progress: told.append(progress)
     )
     assert report.ok
@@ -322,7 +323,7 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
         if done >= 20 and 2 in pids:
             os.kill(pids.pop(2), signal.SIGKILL)
 
-    report = run(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
+    report = run_moe(options, tmp_path, kill_in_mid_run, on_start=pids.__setitem__)
     assert not report.ok
     assert "rank 2 ended (killed by signal 9) during run" in report.errors
     with pytest.raises(TracekernError) as failure:
@@ -365,7 +366,7 @@ def test_an_interrupt_ends_ranks_inside_their_kernels(tmp_path):
             interrupted.append(done)
             os.kill(os.getpid(), signal.SIGINT)
 
-    report = run(options, tmp_path, interrupt)
+    report = run_moe(options, tmp_path, interrupt)
     assert [rank.exit_code for rank in report.ranks] == [-signal.SIGINT] * options.ranks
     with pytest.raises(KeyboardInterrupt):
         report.raise_for_error()
@@ -386,7 +387,7 @@ def test_an_interrupt_before_the_capture_ends_ranks_without_a_word(tmp_path, cap
             for pid in pids:
                 os.kill(pid, number)
 
-    report = run(options, tmp_path, on_start=interrupt_all)
+    report = run_moe(options, tmp_path, on_start=interrupt_all)
     assert [rank.exit_code for rank in report.ranks] == [-signal.SIGINT] * options.ranks
     assert capfd.readouterr().err == ""
 

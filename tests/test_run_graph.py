@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import SEE_NS, SIGNAL_NS, Scenario
 from scenarios_causes import every_kind_of_wait
@@ -60,7 +60,6 @@ def test_all_kernels_of_a_kept_capture_end_in_a_replay_when_they_ended(name: str
     assert_replayed(tracekern.load(TRACES / name))
 
 
-@settings(max_examples=100, deadline=None)
 @given(timelines())
 def test_any_timeline_gets_a_graph_or_a_reason(timeline: Timeline):
     answer = analyze(timeline).answer

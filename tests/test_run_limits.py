@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -99,8 +100,10 @@ def test_a_rank_that_hangs_in_the_set_up_is_named_with_those_that_wait_for_it(ba
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("act", "how"), [("KILL", "killed by signal 9"), ("exit", "exit status 7")])
+@pytest.mark.parametrize(
+    ("act", "how", "phase"),
+    [*(("KILL", "killed by signal 9", phase) for phase in PHASES), ("exit", "exit status 7", "run")],
+)
 def test_a_rank_that_ends_is_one_line(badly, capfd, phase: str, act: str, how: str):
     report = badly.run(f"2 {phase} {act}")
     others = "" if phase == "close" else "; 3 more ranks stopped"
@@ -124,10 +127,13 @@ def test_garbage_in_the_store_of_the_process_group_is_one_line(badly, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("phase", ["set-up", "run"])
 @pytest.mark.parametrize(
-    ("act", "what"),
-    [("MemoryError", "out of memory"), ("EMFILE", "Too many open files"), ("ENOSPC", "No space left on device")],
+    ("act", "what", "phase"),
+    [
+        ("MemoryError", "out of memory", "run"),
+        ("EMFILE", "Too many open files", "set-up"),
+        ("ENOSPC", "No space left on device", "run"),
+    ],
 )
 def test_a_rank_that_lacks_something_is_one_line(badly, capfd, phase: str, act: str, what: str):
     report = badly.run(f"2 {phase} {act}")
@@ -163,11 +169,16 @@ def test_ranks_whose_starter_is_stopped_end_in_time(badly):
     """They may all do their work: only nobody tells the launcher that they have ended."""
     badly.warm_up()
     pid = badly.spawner.pid
-    report = badly.run(NOBODY, *WITHIN_S, on_start=lambda *_: os.kill(pid, signal.SIGSTOP))
+
+    def stop(*_: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # ended already, for being stopped
+            os.kill(pid, signal.SIGSTOP)
+
+    report = badly.run(NOBODY, *WITHIN_S, on_start=stop)
     assert report.ok or f"process {pid}, which starts them, is stopped" in told(report)
 
 
-@pytest.mark.parametrize("files", [16, 24, 40, 60])
+@pytest.mark.parametrize("files", [16, 60])
 def test_too_few_open_files_are_told_before_anything_starts(tmp_path, files: int):
     ended = subprocess.run(
         command(tmp_path / "capture"),

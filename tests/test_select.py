@@ -7,7 +7,7 @@ from collections import Counter
 import expected
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timelines import COPY, make_spans, make_timeline, timelines
 
@@ -40,7 +40,6 @@ def kept_flows(timeline: Timeline, kept: Counter[Described]) -> Counter[tuple[De
     return Counter({pair: count for pair, count in flows_of(timeline).items() if pair[0] in kept and pair[1] in kept})
 
 
-@settings(deadline=None)
 @given(timeline=timelines(), ranks=st.sets(st.integers(0, 2), min_size=1))
 def test_ranks(timeline: Timeline, ranks: set[int]):
     ranks &= {rank.rank for rank in timeline.ranks}
@@ -56,7 +55,6 @@ def test_ranks(timeline: Timeline, ranks: set[int]):
     assert [part.tracks[track].rank for track in part.marks.track] == [rank for rank in marks if rank in ranks]
 
 
-@settings(deadline=None)
 @given(timeline=timelines(), first=st.integers(-30, 50), length=st.integers(1, 40))
 def test_window(timeline: Timeline, first: int, length: int):
     last = first + length
@@ -75,6 +73,11 @@ def test_a_mark_at_the_number_of_an_open_end_has_its_own_time():
     time = np.array([OPEN_END, 7])
     marks = Marks(*np.zeros((3, 2), np.int32), time, np.zeros(2, np.uint64))
     assert select(make_timeline(marks=marks), window=(0, 10)).marks.time.tolist() == [7]
+
+
+def test_a_span_that_never_closed_may_be_known_to_end_at_the_number_of_an_open_end():
+    timeline = make_timeline(spans=make_spans([(2, COPY, -1, -1, int(OPEN_END), 0, 0)]), flows=Flows())
+    assert len(select(timeline, window=(0, 10)).spans) == 0
 
 
 def test_problems_follow_their_tracks():

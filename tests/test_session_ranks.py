@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.warm_ranks import run_ranks
 from tracekern.dump.format import SampleKind
 from tracekern.dump.reader import read_dump
-from tracekern.launcher.launch import launch_ranks
 from tracekern.timeline.load import load
 
 RANK_PROGRAM = """
@@ -33,18 +32,16 @@ dist.destroy_process_group()
 """
 
 
-def rank_program(directory: Path, steps: int = 2, options: str = "", body: str = "pass", before: str = "") -> list[str]:
+def rank_program(directory: Path, steps: int = 2, options: str = "", body: str = "pass", before: str = "") -> str:
     root = str(Path(__file__).resolve().parent.parent)
-    text = RANK_PROGRAM.format(
+    return RANK_PROGRAM.format(
         path=[root], directory=str(directory), steps=steps, options=options, body=body, before=before
     )
-    return [sys.executable, "-c", text]
 
 
 def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
-    lines: list[str] = []
-    exits = launch_ranks(3, rank_program(tmp_path), on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    codes, lines = run_ranks(3, rank_program(tmp_path))
+    assert codes == [0, 0, 0], lines
     timeline = load(tmp_path)
     assert [rank.state for rank in timeline.ranks] == ["closed"] * 3
     assert timeline.aligned
@@ -62,11 +59,10 @@ def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
 def test_what_ranks_of_our_launcher_have_saved_takes_no_more_memory(tmp_path: Path):
     """Capture after capture in one run filled /dev/shm, until launches found no room."""
     program = rank_program(tmp_path)
-    program[-1] += "print('left:', (session.Path('/dev/shm') / opened.segment.name).exists())"
-    lines: list[str] = []
-    exits = launch_ranks(2, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0], "\n".join(lines)
-    assert [line for line in lines if "left:" in line] == ["left: False"] * 2
+    program += "print('left:', (session.Path('/dev/shm') / opened.segment.name).exists())"
+    codes, lines = run_ranks(2, program)
+    assert codes == [0, 0], lines
+    assert [line for _, line in lines if "left:" in line] == ["left: False"] * 2
     assert len(load(tmp_path).ranks) == 2
 
 
@@ -103,10 +99,8 @@ def test_where_one_rank_cannot_open_its_capture_all_say_why_and_can_open_another
     tmp_path: Path, fails: str, own: str, others: str
 ):
     """The others lost a connection, said their peers."""
-    lines: list[tuple[int, str]] = []
-    program = [sys.executable, "-c", OPENS_TWICE.format(directory=str(tmp_path), fails=fails)]
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append((rank, line)), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], lines
+    codes, lines = run_ranks(3, OPENS_TWICE.format(directory=str(tmp_path), fails=fails))
+    assert codes == [0, 0, 0], lines
     told = dict(line for line in lines if line[1].startswith("told: "))
     assert all(told[rank].startswith(f"told: {own if rank == 1 else others}") for rank in range(3)), lines
     assert len(load(tmp_path).ranks) == 3
@@ -117,10 +111,9 @@ def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
     before = "from tracekern.record import clock_samples, sampling_schedule; clock_samples.SAMPLE_EVERY_S = 0.1"
     before += "; sampling_schedule._LEADER_PAUSES = 1"  # after a wait in vain the run would be over else
     program = rank_program(tmp_path, steps=100, before=before, body="time.sleep(0.003 * (1 + (rank + step) % 5))")
-    lines: list[str] = []
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
-    assert not [line for line in lines if "no more clock samples" in line]
+    codes, lines = run_ranks(3, program)
+    assert codes == [0, 0, 0], lines
+    assert not [line for _, line in lines if "no more clock samples" in line]
     rounds = [
         {int(sample["round_idx"]) for sample in read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()}
         for rank in range(3)
@@ -132,18 +125,15 @@ def test_clocks_are_sampled_between_launches_by_agreement(tmp_path: Path):
 def test_nodes_without_a_shared_disk_send_their_dumps_to_rank_0(tmp_path: Path):
     """Each rank is given a directory of its own, as on disks that are not shared; nothing said where its dump is."""
     program = rank_program(tmp_path / "shared")
-    program[-1] = (
-        program[-1]
-        .replace("with session.capture(", "with session.capture(os.environ['RANK'] + ")
-        .replace(repr(str(tmp_path / "shared")), repr("-capture"))
+    program = program.replace("with session.capture(", "with session.capture(os.environ['RANK'] + ").replace(
+        repr(str(tmp_path / "shared")), repr("-capture")
     )
-    program[-1] = f"import os; os.chdir({str(tmp_path)!r})\n" + program[-1]
-    lines: list[str] = []
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=120)
-    assert [end.returncode for end in exits] == [0, 0, 0], "\n".join(lines)
+    program = f"import os; os.chdir({str(tmp_path)!r})\n" + program
+    codes, lines = run_ranks(3, program)
+    assert codes == [0, 0, 0], lines
     assert len(load(tmp_path / "0-capture").ranks) == 3
     told = ", ".join(f"{tmp_path / f'{rank}-capture'} (rank {rank})" for rank in range(3))
-    assert [line for line in lines if "directories" in line] == [
+    assert [line for _, line in lines if "directories" in line] == [
         f"the ranks of this run gave different directories: {told}; all dumps go to that of rank 0, "
         f"{tmp_path / '0-capture'}"
     ]

@@ -10,6 +10,7 @@ import torch
 from rank_pool import RankPool
 
 import tracekern
+from tests.warm_ranks import run_moe
 from tracekern.cli.options import parse_blocks
 from tracekern.cli.run import _print, _Result
 from tracekern.comm.group import Group
@@ -20,7 +21,6 @@ from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.p2p.reference import expected
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import run
 from tracekern.moe.shape import MoeShape
 
 RANKS = 2
@@ -90,7 +90,7 @@ def test_a_sweep_times_each_kernel_with_other_numbers_and_says_what_is_fastest(c
         **{"ranks": RANKS, "variant": "reduce", "tokens": 8, "hidden": 64, "experts": 4, "topk": 2, "backend": "cpu"},
         **{"warps": 1, "stage_blocks": {"combine": 600}, "trace": False, "sweep_blocks": True},
     )
-    report = run(options, "")
+    report = run_moe(options, "")
     assert report.ok, report.errors
     first, second = (rank.sweep for rank in report.ranks)
     assert first == second

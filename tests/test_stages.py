@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timelines import BARRIER, COPY, LAUNCH, SIGNAL, WAIT, make_launch, make_spans, make_timeline, timelines
 
@@ -69,7 +69,6 @@ def test_time_without_work_is_that_of_marked_ticks(drawn: list[tuple[int, int, i
         assert found.idle_ns[rank] == (45 - len(works & set(range(5, 50))) if has_spans else 0)
 
 
-@settings(deadline=None, max_examples=50)
 @given(timelines())
 def test_no_kernel_is_idle_for_longer_than_it_lasts(timeline):
     found = stage_times(timeline)

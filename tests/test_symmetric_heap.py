@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.rank_pool import RankPool
+from tests.warm_ranks import run_ranks
 from tracekern.comm import descriptors
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout, PeerLost
-from tracekern.launcher.launch import launch_ranks
 
 LISTS_NAMES = """
 import os, sys
@@ -70,12 +70,10 @@ dist.destroy_process_group()
 
 
 def test_ranks_that_ask_for_different_sizes_are_told_and_can_ask_again():
-    lines: list[str] = []
-    program = [sys.executable, "-c", ASKS_FOR_MORE]
-    exits = launch_ranks(3, program, on_line=lambda rank, line: lines.append(line), timeout_s=300)
-    assert [end.returncode for end in exits] == [0, 0, 0], lines
+    codes, lines = run_ranks(3, ASKS_FOR_MORE)
+    assert codes == [0, 0, 0], lines
     told = "told: symmetric heap: rank 0 asks for 1048576 bytes, rank 1 for 1052672; every rank must use the same shape"
-    assert [line for line in lines if line.startswith("told")] == [told] * 3
+    assert [line for _, line in lines if line.startswith("told")] == [told] * 3
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from timelines import BARRIER, COPY, LAUNCH, SIGNAL, WAIT, make_spans, make_timeline, timelines
 
 from tracekern.analysis.time_shares import share_time
@@ -52,7 +52,6 @@ def test_spans_that_overlap_in_part_are_counted_once():
     assert (found["work"], found["wait"], found["total"]) == ([1, 0], [3, 0], [4, 0])
 
 
-@settings(deadline=None)
 @given(timeline=timelines())
 def test_no_part_is_negative_and_all_make_the_whole(timeline):
     shares = share_time(timeline)

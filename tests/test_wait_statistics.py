@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timelines import make_timeline, overwrite_begins, timelines
 
@@ -15,7 +15,6 @@ from tracekern.analysis.waits.statistics import KEYS, wait_statistics
 from tracekern.timeline.model import Timeline
 
 
-@settings(max_examples=100, deadline=None)
 @given(timelines(), st.permutations(KEYS), st.integers(0, 4), st.sets(st.integers(0, 29)))
 def test_statistics_are_those_of_plain_loops(timeline: Timeline, keys: list[str], num_keys: int, cut: set[int]):
     waits = analyze_waits(overwrite_begins(timeline, [row for row in cut if row < len(timeline.spans)]))

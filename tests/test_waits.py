@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scenarios import SEE_NS, SIGNAL_NS, Scenario, exchange, rows_of
 from timelines import WAIT, make_rank, make_spans, make_timeline, timelines
@@ -179,7 +179,6 @@ def test_a_message_of_a_later_launch_is_no_wrong_order():
     assert waits.wrong_order_ns.tolist() == [0, 0]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 20), st.integers(-1, 30)), max_size=12))
 def test_overtaken_is_that_of_plain_loops(rows: list[tuple[int, int, int, int]]):
     group, begin, late, distance = np.array(rows or np.empty((0, 4)), np.int64).T
@@ -272,7 +271,6 @@ def assert_same(waits: Waits, expected: list[Wait]) -> None:
         assert getattr(waits, name).tolist() == [wait[name] for wait in expected], name
 
 
-@settings(max_examples=250, deadline=None)
 @given(st.one_of(any_runs(), timelines()))
 def test_any_timeline_adds_up_and_agrees_with_the_oracle(timeline: Timeline):
     waits = analyze_waits(timeline)

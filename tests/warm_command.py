@@ -1,6 +1,7 @@
 """`tracekern ARGUMENTS...` in a process of its own that need not import anything: a fork of one that has.
 
-`WarmCommands` is the end of the tests; main() is the process that has imported the commands, one a worker.
+`WarmCommands` is the end of the tests; main() is the process that has imported the commands, one a worker. A second one
+has torch as well, for `tracekern run`, and the ranks of a run are forked from it.
 """
 
 from __future__ import annotations
@@ -16,31 +17,35 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 PRELOADED = ("numpy", "rich.table", "typer", "pyarrow.parquet", "tracekern.analysis.findings", "tracekern.cli.app")
+OF_RANKS = ("tracekern.moe.worker", "tracekern.launcher.spawner", "torch.distributed", "numpy.random", "tracekern._C")
 # A process of more threads could not be forked safely.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @functools.cache
-def warm_commands() -> WarmCommands:
+def warm_commands(for_ranks: bool = False) -> WarmCommands:
     """Those of this worker."""
-    return WarmCommands()
+    return WarmCommands((*PRELOADED, *OF_RANKS) if for_ranks else PRELOADED)
 
 
 class WarmCommands:
     """Runs commands one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: tuple[str, ...]) -> None:
         self._python = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
         words = [
             sys.executable,
             "-c",
             f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import warm_command as w; w.main()",
+            *preloaded,
         ]
         self._process = subprocess.Popen(
             words, cwd=ROOT, env=os.environ | ONE_THREAD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -84,8 +89,10 @@ def main() -> None:
     """Forks a process for each line on standard input, and prints its id and how it ended."""
     sys.path.remove(str(ROOT / "tests"))
     sys.path[0] = str(ROOT)
-    for name in PRELOADED:
+    for name in sys.argv[1:]:
         __import__(name)
+    if "torch" in sys.modules:
+        sys.modules["tracekern.launcher.spawner"].start_process = ForkedSpawner  # type: ignore[attr-defined]
     gc.freeze()  # forks share these pages as long as none writes to them
     for line in sys.stdin:
         pid = os.fork()
@@ -123,3 +130,54 @@ def _become_command(request: dict) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status if isinstance(status, int) else 0)
+
+
+class ForkedSpawner:
+    """The part of subprocess.Popen that the launcher uses, for its spawner: a fork of the command, which has torch."""
+
+    def __init__(self, words: list[str], env: Mapping[str, str], prepare: Callable[[], object], *, stdin: int) -> None:
+        command, self.returncode = os.getpid(), None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _become_spawner(command, words[-1], env, prepare, stdin)
+            finally:
+                os._exit(1)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float = float("inf")) -> int:
+        end = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("spawner", timeout)
+            time.sleep(0.005)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _become_spawner(
+    command: int, target: str, env: Mapping[str, str], prepare: Callable[[], object], stdin: int
+) -> None:
+    """What stays of a process when it becomes another program."""
+    from tracekern.launcher import spawner
+
+    os.setsid()
+    spawner.die_with(command)
+    os.dup2(stdin, 0)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    prepare()
+    os.environ.clear()
+    os.environ.update(env)
+    spawner.main(target)

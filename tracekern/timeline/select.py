@@ -103,9 +103,8 @@ def _select_window(timeline: Timeline, window: Window) -> Timeline:
         raise BadInput(f"the window {first} ns to {last} ns is empty; its end must be after its start")
     spans, marks = timeline.spans, timeline.marks
     inside = (marks.time >= first) & (marks.time <= last)
-    return take_spans(timeline, reaches_into(window, spans.start, known_ends(timeline))).replace(
-        marks=marks.take(inside)
-    )
+    reaches_in = np.asarray((spans.start <= last) & (known_ends(timeline) >= first), bool)
+    return take_spans(timeline, reaches_in).replace(marks=marks.take(inside))
 
 
 def _renumber(kept: Mask) -> Int32:
