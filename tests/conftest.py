@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
 import browser as chromium
 import hypothesis
+import kept_builds
 import pytest
+from lanes import pytest_collection_modifyitems  # noqa: F401 - a hook
 from rank_pool import RankPool
 from warm_command import warm_commands
 
@@ -19,7 +22,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
+# Of programs that tests start, too: what one of the examples builds is kept.
+os.environ["PATH"] = os.pathsep.join([str(kept_builds.compilers_that_keep()), os.environ["PATH"]])
+
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        kept_builds.remove_old()
 
 
 def without_dead_runs(stderr: str) -> str:

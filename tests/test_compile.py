@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pybind11
 import pytest
+from kept_builds import log_of
 from kernel_names import readable, untraced
 from toolchains import (
     AMD_TARGETS,
@@ -18,7 +19,6 @@ from toolchains import (
     SAMPLE,
     compile_cached,
     compile_sm_90,
-    compiler_output,
     hip_command,
 )
 
@@ -116,7 +116,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
 
 
 def assert_no_stack_and_no_spills(cubin: Path) -> None:
-    log = compiler_output(cubin).read_text()
+    log = log_of(cubin).read_text()
     frames = re.findall(
         r"properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
     )
@@ -139,7 +139,7 @@ def test_int4_experts_have_no_spills_in_any_format(target):
     command = (*left, f"-arch={target}", "-cubin", "-Xptxas", "-v")
     cubin = compile_cached(command, CSRC / "moe" / "gemm" / "kernels.cu", f".{target}.cubin")
     assert_no_stack_and_no_spills(cubin)
-    names = map(readable, re.findall(r"Compiling entry function '(\w+)'", compiler_output(cubin).read_text()))
+    names = map(readable, re.findall(r"Compiling entry function '(\w+)'", log_of(cubin).read_text()))
     assert {"gemm_k2_pinned_steps_cycles", "gemm_k4_direct_steps_cycles"} <= set(names)
 
 

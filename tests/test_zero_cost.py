@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from elf import functions, read_sections
+from kept_builds import log_of
 from kernel_names import readable, untraced
 from strip_tracing import copy_stripped, stripped
-from toolchains import CSRC, GXX, ROOT, compile_cached, compile_sm_90, compiler_output, hip_command
+from toolchains import CSRC, GXX, ROOT, compile_cached, compile_sm_90, hip_command
 
 SOURCES = [str(path.relative_to(CSRC)) for path in sorted(CSRC.rglob("kernels.cu"))]
 
@@ -37,7 +38,7 @@ def cuda_kernels(cubin: Path) -> dict[str, object]:
     properties = dict(
         re.findall(
             r"Compiling entry function '(\w+)' for 'sm_90'\n(.*?)(?=ptxas info\s*: Compil|\Z)",
-            re.sub(r"Compile time = .*", "", compiler_output(cubin).read_text()),
+            re.sub(r"Compile time = .*", "", log_of(cubin).read_text()),
             flags=re.DOTALL,
         )
     )
