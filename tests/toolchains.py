@@ -14,8 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 GXX = ("g++", "-std=c++20", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Werror")
-# One number type stands for all in kernels.cu, and no ring, unless `make soak` wants them all.
-SAMPLE = () if os.environ.get("TRACEKERN_ALL_KERNELS") else ("-DTK_SAMPLE",)
+IS_SAMPLE = not os.environ.get("TRACEKERN_ALL_KERNELS")
+"""One number type and the records of one format stand for all in kernels.cu, unless `make soak` wants them all."""
+ONE_NUMBER = ("-DTK_ONE_NUMBER",) if IS_SAMPLE else ()
+
+
+def formats(*names: str) -> tuple[str, ...]:
+    """Flags that leave out the bodies of the other formats, and of number types but one."""
+    listed = ", ".join(f"RecordFormat::{name}" for name in names)
+    return (*ONE_NUMBER, f"-DTK_FORMATS={listed}") if IS_SAMPLE else ()
+
+
+SAMPLE = formats("span")
 NVCC = ("nvcc", "-arch=sm_90", "-std=c++20", "-Werror", "all-warnings", *SAMPLE)
 AMD_TARGETS = ("gfx942", "gfx90a")
 
