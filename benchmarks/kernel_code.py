@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import ROOT, Table, write_results
 
-FLAGS = ("-arch=sm_90", "-std=c++20", "-DTK_SAMPLE", "-cubin", "-Xptxas", "-v")
+FLAGS = ("-arch=sm_90", "-std=c++20", "-DTK_ONE_NUMBER", "-DTK_FORMATS=RecordFormat::span", "-cubin", "-Xptxas", "-v")
 KERNEL = re.compile(
     r"P2P(DispatchSend|DispatchRecv|ScaleExperts|CombineSend|CombineRecv|DispatchCombine|Dispatch|Combine)\b"
 )
