@@ -199,8 +199,19 @@ def test_csrc_includes_only_to_the_left(path):
     for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
         assert (CSRC / name).exists(), f"includes {name}; wanted a path that starts in csrc"
         assert name in allowed or name.split("/")[0] in allowed, f"includes {name}; allowed: {allowed}"
-        if name.startswith("moe/") and name.count("/") == 2:
-            assert path.parent == (CSRC / name).parent, f"includes {name}; families do not know each other"
+        if name.startswith("moe/") and name.count("/") >= 2:
+            family = CSRC / "moe" / name.split("/")[1]
+            assert family in path.parents, f"includes {name}; families do not know each other"
+
+
+KEPT_FOR_COMPARISON = re.compile(r'#\s*include\s+"(moe/\w+/(?:worklog|contract)/[^"]+)"')
+
+
+def test_kernels_of_the_product_know_none_that_are_kept_for_comparison():
+    """Only the list of a family's kernels has both."""
+    product = [path for path in cxx_files() if not {"worklog", "contract"} & set(path.parts)]
+    users = {relative(path) for path in product if KEPT_FOR_COMPARISON.search(path.read_text())}
+    assert users == {"csrc/moe/p2p/kernels.h", "csrc/moe/gemm/kernels.h"}
 
 
 @pytest.mark.parametrize("path", cxx_files(), ids=relative)
