@@ -234,8 +234,18 @@ def include_faults(path: Path) -> Iterator[str]:
             yield f"{where}: includes {name}; wanted a path that starts in csrc"
         elif name not in allowed and name.split("/")[0] not in allowed:
             yield f"{where}: includes {name}; allowed: {allowed}"
-        elif name.startswith("moe/") and name.count("/") == 2 and path.parent != (CSRC / name).parent:
+        elif name.startswith("moe/") and name.count("/") >= 2 and CSRC / "moe" / name.split("/")[1] not in path.parents:
             yield f"{where}: includes {name}; families do not know each other"
+
+
+KEPT_FOR_COMPARISON = re.compile(r'#\s*include\s+"(moe/\w+/(?:worklog|contract)/[^"]+)"')
+
+
+def test_kernels_of_the_product_know_none_that_are_kept_for_comparison():
+    """Only the list of a family's kernels has both."""
+    product = [path for path in cxx_files() if not {"worklog", "contract"} & set(path.parts)]
+    users = {relative(path) for path in product if KEPT_FOR_COMPARISON.search(path.read_text())}
+    assert users == {"csrc/moe/p2p/kernels.h", "csrc/moe/gemm/kernels.h"}
 
 
 def test_csrc_knows_no_torch_and_pybind_only_in_apis():

@@ -26,10 +26,8 @@ using namespace tracekern;
 TK_CPU_VARIANT(flag)
 TK_CPU_VARIANT(balanced)
 
-#define TK_CPU_DEDUP(variant)                                            \
-    TK_CPU_KERNELS(dispatch_##variant, P2PDispatch<P2PVariant::variant>) \
-    TK_CPU_KERNELS(combine_##variant, P2PCombine<BFloat16, P2PVariant::variant>)
-
-TK_CPU_DEDUP(dedup)
+TK_CPU_KERNELS(dispatch, P2PDispatch)
+TK_CPU_KERNELS(combine_dedup, P2PCombine<BFloat16, ResultOfEachChoice>)
+TK_CPU_KERNELS(combine_reduce, P2PCombine<BFloat16, SumOfEachRank>)
 TK_CPU_KERNELS(dispatch_combine, P2PDispatchCombine<BFloat16>)
 TK_CPU_KERNELS(scale_experts, P2PScaleExperts<BFloat16>)
