@@ -26,7 +26,7 @@ TRACE_FOLDER = "/trace/"
 _HEAD_BYTES = 32 << 20
 _FACT_BYTES = 1 << 16
 _WAIT = re.compile(r"ts (\d+) dur (\d+) \((.*)\)", re.DOTALL)
-"""As tracekern.export.labels writes it. Names of roles and events in it may hold anything, brackets and quotes too."""
+"""What tracekern.export.labels writes. Its names of roles and events may hold anything, brackets and quotes too."""
 _NUMBER = re.compile(r"(\d+)( of \d+)?")
 _STRING = 6 << 3 | 2
 """The tag of a string value in an annotation of a protobuf trace."""

@@ -10,7 +10,7 @@ _FIRST = "tk_wait"
 
 
 def names() -> list[str]:
-    """Of the views that answer a question, each in a file of its own."""
+    """Returns the names of the views that answer a question, each in its own file."""
     return [_FIRST, *sorted(path.stem for path in FOLDER.glob("*.sql") if path.stem != _FIRST)]
 
 

@@ -164,13 +164,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Of one rank, over all its warps."""
+    """Sending and expert work of one rank, over all its warps."""
 
     rank: int
     communication_ns: int
     """Time in which at least one warp was moving tokens or signalling."""
     both_ns: int
-    """Of it time in which at least one warp worked for an expert."""
+    """The part of it in which at least one warp worked for an expert."""
 
     @property
     def share(self) -> float:

@@ -11,7 +11,7 @@ from tracekern.timeline.iterations import Iterations
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind
 
 MAX_SPANS = 20_000
-"""In the pictures of three iterations together."""
+"""Limit of the pictures of three iterations together."""
 MIN_ROWS = 40
 
 

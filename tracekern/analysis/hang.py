@@ -50,7 +50,7 @@ class OpenWait:
     fields: str
     """The fields of its begin except `peer`, as in "slot=1 call=3"."""
     lasts_ns: int
-    """As far as is known: timeline/open_spans.py."""
+    """Time until the last that is known of the rank (timeline/open_spans.py)."""
     sent_ns: int | None
     """How long before that, or the sender's last time, its signal was sent, which it has not seen; None where no
     signal for it is on record."""
@@ -66,7 +66,7 @@ class Hang:
     """Ranks that the others wait for. Empty where the ranks wait for each other."""
     num_waits: int
     longest: OpenWait
-    """Of the waits whose signal was sent the one for which it was longest ago; without any the longest."""
+    """The wait whose signal was sent longest ago; the longest wait if no signal was sent."""
     others: tuple[OpenWait, ...]
     """The longest wait of each other rank, by rank."""
     at_least: bool

@@ -25,7 +25,7 @@ MAX_LAUNCH_NS = 10_000
 MAX_DOUBT_NS = 1e9
 """A host clock that may be off by more proves nothing of a gap."""
 NEVER = np.iinfo(np.int64).min
-"""In the place of a time that is not on record."""
+"""Stands for a time that is not on record."""
 _LATE = np.iinfo(np.int64).max
 
 

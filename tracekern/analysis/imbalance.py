@@ -21,7 +21,7 @@ class Imbalance:
     mean_ns: float
     """Over all ranks of the timeline, those that did nothing included."""
     busy_ns: dict[int, int]
-    """By rank: sum over its warps of the time in spans of this phase in which no wait inside them is open."""
+    """Rank -> time of its warps in spans of this phase while no wait inside them is open."""
 
     @property
     def imbalance_ns(self) -> float:

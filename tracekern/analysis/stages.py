@@ -40,7 +40,7 @@ class StageTime:
 
     @property
     def p90_of_slowest_ns(self) -> float:
-        """Of the rank whose median is longest."""
+        """p90_ns of the rank whose median is longest."""
         return self.p90_ns[int(np.nanargmax(self.median_ns))]
 
     @property
@@ -55,15 +55,15 @@ class StageTimes:
 
     ranks: tuple[int, ...]
     stages: tuple[StageTime, ...]
-    """In the order in which they were first launched."""
+    """Ordered by first launch."""
     together: StageTime | None
     """None where an iteration has one stage only."""
     is_first_left_out: bool
     """Whether the calls of the first iteration, which warm up, are left out of all medians."""
     kernel_ns: tuple[int, ...]
-    """By rank: the sum over all calls that lack no record, those of the first iteration included."""
+    """For each rank the sum over all calls that lack no record, those of the first iteration included."""
     idle_ns: tuple[int, ...]
-    """By rank: for how much of kernel_ns no warp works."""
+    """For each rank the part of kernel_ns in which no warp works."""
     num_open: int
     """Launches that did not end, and are left out."""
     num_cut: int
@@ -155,8 +155,8 @@ def _medians(stage: str, rank: Int64, length: Int64 | Float64, idle: Float64, ra
 def _together(
     iterations: LaunchIterations, launch: Int64, rank: Int64, length: Int64, idle: Float64, ranks: tuple[int, ...]
 ) -> StageTime | None:
-    """Of iterations that lack no launch: sums of all stages, so that a rank that is slow in one and fast in another is
-    not taken for slow."""
+    """Sums all stages of each iteration that lacks no launch: a rank that is slow in one stage and fast in another is
+    not slow."""
     of_launch = iterations.of_launch[launch]
     num_launches, num_here = (
         np.bincount(owner[owner >= 0], minlength=iterations.count) for owner in (iterations.of_launch, of_launch)

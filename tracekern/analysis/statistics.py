@@ -79,8 +79,8 @@ class PhaseStatistics:
 class RunStatistics:
     phases: tuple[PhaseStatistics, ...]
     end_to_end_ns: tuple[int, ...]
-    """Of each measured iteration: first record of its first stage to last record of its last, over all ranks. Empty
-    where ranks are unaligned."""
+    """Length of each measured iteration, from the first record of its first stage to the last record of its last, over
+    all ranks. Empty if ranks are unaligned."""
     num_iterations: int
     num_measured: int
     set_up_stages: tuple[str, ...]
@@ -89,8 +89,8 @@ class RunStatistics:
     probe_cost_ns: float
     """What recording one span adds, as the capture measured it; 0 where it did not."""
     clock_hard_ns: float
-    """By how much the clocks of two ranks may be apart: the two widest bounds together. 0 of one rank, inf of unaligned
-    ones."""
+    """How far the clocks of two ranks may be apart: the sum of the two widest bounds. 0 for one rank, inf for unaligned
+    ranks."""
     losses: tuple[str, ...]
     """What is missing from the capture, has no known duration or cannot have been so, a line each; its numbers then
     prove nothing."""

@@ -45,9 +45,9 @@ class SpanCounts:
         self.spans = np.diff(np.searchsorted(timeline.spans.track, np.arange(num_tracks + 1, dtype=np.int32)))
         self.open_spans = np.bincount(timeline.spans.track[timeline.spans.is_open], minlength=num_tracks)
         self.busy_ns = np.zeros(num_tracks, np.int64)
-        """In closed spans and endless waits: time in several at once counts once."""
+        """Time in closed spans and endless waits. Time in several at once counts once."""
         self.wait_ns = np.zeros(num_tracks, np.int64)
-        """In waits, likewise."""
+        """Time in waits, likewise."""
         self.events: dict[tuple[int, int], EventCount] = {}
         """(rank, number of the event) -> its spans."""
         self._rank_of_track = timeline.track_ranks()

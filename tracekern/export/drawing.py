@@ -33,7 +33,7 @@ RESERVED_ARGUMENTS = frozenset({"launch", "launch_key", "start_up", "epoch", "op
 """Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
 
 MANY_ITERATIONS = 3
-"""From so many on one of them is typical: that of median length."""
+"""With so many iterations or more, the one of median length is the typical one."""
 OUTLIER = 2
 
 
@@ -56,7 +56,7 @@ class Drawing:
     part: str = ""
     """What of the timeline is drawn, in words; "" where all is."""
     released_by: tuple[list[str], Int64] | None = None
-    """Of a part: texts of the signals that ended waits, also of those not drawn, and [num_spans] which, -1 for none."""
+    """In a part: texts of the signals that ended waits, drawn or not, and [num_spans] index into them, -1 for none."""
 
     @cached_property
     def is_start_up(self) -> Mask:
@@ -87,7 +87,7 @@ class FirstWaits:
     """The waits that a reader should see first: indices of spans, -1 for none."""
 
     longest: int
-    """Of the typical iteration, that of median length; of all where there are fewer than MANY_ITERATIONS."""
+    """The longest wait of the typical iteration; of all iterations if there are fewer than MANY_ITERATIONS."""
     outlier: int
     """The longest of all, where it is of another iteration and OUTLIER times as long."""
     when: str = ""

@@ -120,7 +120,7 @@ def _with_signals(drawing: Drawing, waits: Sequence[int]) -> list[int]:
 
 
 def _nearest(drawing: Drawing, kept: Mask, first: Sequence[int], max_spans: int) -> Mask:
-    """Of `kept`, spans and marks, those nearest to the ends of the waits among the spans `first`, and these.
+    """Picks the spans `first`, and of `kept`, spans and marks, those nearest to the ends of the waits in `first`.
 
     All others than those of kernels are kept, where they leave half of the room.
     """

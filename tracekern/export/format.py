@@ -50,7 +50,7 @@ class Format:
     name: str
     """What `format=` of save() is called with."""
     suffixes: tuple[str, ...]
-    """Of file names. Where those of two formats fit, the longest counts."""
+    """Suffixes of file names. If those of two formats fit, the longest decides."""
     write: Write
     for_browser: bool = False
     """A browser shows it whole, so that save() warns where it has more spans than one bears."""

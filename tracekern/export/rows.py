@@ -34,7 +34,7 @@ class Row:
     order: int
     sequence: int = SHARED_SEQUENCE
     unit: str = ""
-    """Of a counter's row: what it counts."""
+    """What a counter's row counts; "" for other rows."""
 
 
 @dataclass

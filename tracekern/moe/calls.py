@@ -50,7 +50,7 @@ class Variant(NamedTuple):
     """Waits for what was started."""
     comm: Communicator
     options: dict[str, int]
-    """Of the family, by name, as they were chosen."""
+    """Option of the family -> the value that was chosen."""
     num_blocks: int = 0
     """Blocks of its kernels, where nothing else was asked for; 0: it has none."""
 

@@ -36,7 +36,7 @@ ElapsedMs = Callable[[], float]
 
 
 class CallsBackToBack(Calls):
-    """As many inputs and results as may be held serve in turn. The results that are left at the end are checked."""
+    """Calls take turns on as many inputs and results as may be held. The results left at the end are checked."""
 
     moments_a_call = 2
     """How many are taken: before the first kernel, and behind the last."""

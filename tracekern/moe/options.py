@@ -49,8 +49,8 @@ class MoeRun:
     clock: Literal["realtime", "cycles"] = "realtime"
     """Where records get their times."""
     detail: int | str = 0
-    """Of every how many-th tile of int4 experts each step is recorded; 0: of none. "all": of every one, and how warps
-    wait that have nothing to do."""
+    """Each step of every so many-th tile of int4 experts is recorded; 0: of none. "all": of every tile, and how warps
+    with nothing to do wait."""
     every: int = 1
     blocks: int = 0
     """Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4."""

@@ -154,7 +154,7 @@ class _Window:
         self._is_over = threading.Event()
         self._launcher = 0
         self._last: dict[int, int] = {}
-        """By thread: the descriptor of its last launch, whose kernel it may be about to start."""
+        """Thread -> the descriptor of its last launch, whose kernel it may be about to start."""
         self._directory: Path | None = None
         self._why_not_yet = ""
 

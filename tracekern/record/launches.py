@@ -91,7 +91,7 @@ class Launches:
         self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
         self._queues: dict[Kernel, RegionQueue] = {}
         self._dicts: dict[str, tuple[Any, str]] = {}
-        """By kernel: the table as the last launch gave it, if as a dict, and as text."""
+        """Kernel -> the table that the last launch gave as a dict, and its text."""
         self._to_come: Counter[Kernel] = Counter()
         self._progress: dict[int, StreamProgress] = {}
 

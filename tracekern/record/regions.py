@@ -119,7 +119,7 @@ class RegionQueue:
         mirror = device.memory.mirror if plan.flags & fmt.ENTRY_MIRRORED else None
         self._mirror_offset = mirror.offset() if mirror is not None else 0
         self._rows = segment.rows_of(plan, self._mirror_offset)
-        """None: no room is left."""
+        """None once no room is left."""
         self._ready: deque[Region] = deque()
 
     def take(self, sequence: int, epoch: int, key: str = "") -> int:
@@ -196,7 +196,7 @@ class RegionSets:
         self._segment, self._ring, self._plans = segment, ring, plans
         self._mirror_offset, self._max_ahead, self._recycles = mirror_offset, max_ahead, recycles
         self._spare: list[list[Region]] = [[] for _ in plans]
-        """By plan: regions that do not make up a set yet, because there was less room for another plan."""
+        """Regions of each plan that make up no set yet, because another plan found less room."""
         self._free: deque[_RegionSet] = deque()
         self._laid: deque[_RegionSet] = deque()
         """All sets that are not free, the oldest first; used only if regions are recycled."""

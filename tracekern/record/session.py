@@ -167,7 +167,7 @@ class Capture:
 
     @property
     def detail(self) -> Literal["work", "all"]:
-        """As given to `tracekern.capture()`."""
+        """What `tracekern.capture()` was given as `detail`."""
         return self._selection.detail
 
     def __enter__(self) -> Capture:
@@ -334,8 +334,8 @@ class Capture:
             epoch: Epoch of the kernel's signals and waits. In a CUDA graph the kernel's Recorder states it instead.
             ahead: True where the previous launch asked for on this stream has not been started yet: for all but the
                 first of several launches that are asked for at once.
-            key: What this launch is of, such as "layer 3" or the name of a request, which `info` and `report --key`
-                take. It is cut after 95 bytes.
+            key: What this launch belongs to, such as "layer 3" or a request; `info` and `report --key`
+                select by it. It is cut after 95 bytes.
 
         Returns:
             The launch. Its descriptor is 0, and the untraced body runs, where the capture does not select this launch
@@ -491,7 +491,7 @@ class Capture:
             The file in the capture directory.
 
         Raises:
-            BadInput: There is no trace, or it is of another rank.
+            BadInput: There is no trace, or another rank made it.
         """
         path = self.directory / fmt.torch_profile_file_name(self.group.rank)
         with self._guard:

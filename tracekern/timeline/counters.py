@@ -10,7 +10,7 @@ from tracekern.timeline.intervals import unions
 from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Int64, Timeline, TrackKind
 
 MAX_POINTS = 20_000
-"""Of one counter. Viewers draw no more, and a trace of many waits must not grow by two points for each."""
+"""Limit of one counter. Viewers draw no more, and a trace of many waits must not grow by two points for each."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class Channel:
     key: tuple[str, ...]
     """Fields that identify a message, together with the two ranks and the epoch."""
     initial: int = 0
-    """Of kinds with levels: what is there before any signal. A wait that wants no more than that waits for nobody."""
+    """Level of a channel before any signal, if its kind has levels. A wait that wants no more waits for nobody."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Gantt:
     rows: Sequence[str]
     short_rows: Sequence[str]
     ranks: Sequence[int]
-    """Of each row."""
+    """The rank of each row."""
     kinds: Sequence[tuple[str, str]]
     """(event, class) of each kind of span."""
     columns: dict[str, list[Any]]

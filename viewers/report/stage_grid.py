@@ -12,7 +12,7 @@ from tracekern.analysis.stages import StageTime, StageTimes
 from tracekern.formatting import count, duration, factor, percent
 
 _MAX_RANKS = 8
-"""Of more, the shortest, the median and the longest are shown, and where they are."""
+"""With more ranks, the shortest, the median and the longest are shown, and where they are."""
 TOGETHER = "all of an iteration"
 
 
@@ -53,7 +53,7 @@ def _spread(row: StageTime) -> tuple[str, ...]:
 
 
 def about_times(times: StageTimes, of_window: bool = False) -> str:
-    """Of what the numbers of the grid are."""
+    """Returns what the numbers of the grid are."""
     calls = "its calls that reach into the window" if of_window else "its calls"
     left_out = ["those of the first iteration"] if times.is_first_left_out else []
     if times.num_open:
@@ -97,6 +97,6 @@ def _name(row: StageTime) -> str:
 
 
 def _calls(row: StageTime) -> str:
-    """Of each rank; "4-5" where they differ."""
+    """Returns the calls of each rank; "4-5" if they differ."""
     fewest, most = min(row.num_calls), max(row.num_calls)
     return f"{most:,}" if fewest == most else f"{fewest:,}-{most:,}"

@@ -29,7 +29,7 @@ _BY_NAME = {
     "wait_block": Channel("wait_block", ChannelKind.GROUP, ()),
     "wait_grid": Channel("wait_grid", ChannelKind.GRID, ()),
 }
-"""Of waits without a channel whose names say who meets there: all warps of the block, or of the launch."""
+"""Channels of waits whose names say who meets there: all warps of the block, or of the launch."""
 _NUM_WARPS = "warps"
 """Field that says how many warps meet."""
 
@@ -46,7 +46,7 @@ def signal_ends(timeline: Timeline, signal: Int64) -> Int64:
 
 
 def is_barrier(timeline: Timeline) -> list[bool]:
-    """By event: does it belong to a channel of kind `barrier`?"""
+    """Returns for each event whether it belongs to a channel of kind `barrier`."""
     return [event.channel is not None and event.channel.kind is ChannelKind.BARRIER for event in timeline.events]
 
 

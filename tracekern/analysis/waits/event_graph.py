@@ -64,7 +64,7 @@ class Schedule:
     asked: Int64
     """When its host asked for it, by asked_times; NEVER where that is not on record."""
     host_gap_ns: Int64
-    """Of [gap_start, start) the time in which its host had not launched it yet, by host_gaps: at least."""
+    """At least so much of [gap_start, start) its host had not launched it yet (host_gaps)."""
     order: Int64
     """[num_shown] launches that left something, by (stream, start)."""
 
@@ -80,7 +80,7 @@ class EventGraph:
     schedule: Schedule
     stages: tuple[str, ...]
     phases: tuple[Phase, ...]
-    """Of all pieces, and one BETWEEN_SPANS and one NOT_STARTED for each stage."""
+    """Phases of all pieces, and one BETWEEN_SPANS and one NOT_STARTED for each stage."""
     between_spans: Int32
     """[num_stages] the BETWEEN_SPANS phase of each stage."""
     not_started: Int32

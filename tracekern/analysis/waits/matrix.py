@@ -45,7 +45,7 @@ class WaitMatrix:
     count: Int64
     """Number of waits; 0: nothing is known about the pair."""
     doubt_ns: Int64
-    """By how much a sum may be wrong: two ticks a wait. How long a wait took is a matter of one clock."""
+    """How wrong a sum may be: two ticks a wait, since one clock times a wait."""
     locality: npt.NDArray[np.int8]
     """Locality of each pair."""
 

@@ -25,9 +25,9 @@ class WaitStatistic:
     """-1 where it is not known whom the waits were for."""
     count: int
     num_headless: int
-    """Of them took longer than is on record: a flight recorder overwrote their begin."""
+    """Waits whose begin a flight recorder overwrote: they took longer than is on record."""
     num_endless: int
-    """Of them never ended, and count as long as is known."""
+    """Waits that never ended. They count as long as is known."""
     sum_ns: int
     max_warp_ns: int
     """The largest sum of a single warp."""

@@ -25,16 +25,16 @@ from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64,
 from tracekern.timeline.select import Window
 
 MIN_SHARE = 0.01
-"""Of the run: less is not named, however sure it is."""
+"""A cause is named from this share of the run on, however sure it is."""
 _MOST_NAMED = 4
 _TRIED_AT_ONCE = 4
 _WORTH_TRYING = 0.005
-"""Of the run: what a candidate has to take of the critical path."""
+"""A candidate has at least this share of the critical path."""
 _LOSS = 0.002
-"""Of the run: less is no difference."""
+"""Differences below this share of the run count as none."""
 _MIN_ITERATIONS = 3
 _MOST_UNMATCHED = 0.1
-"""Of all waiting: with more that nothing on record ended, a replay would miss what held the run up."""
+"""Largest share of all waiting that nothing on record ended. With more, a replay would miss what held the run up."""
 
 
 class Silence(enum.Enum):
@@ -56,7 +56,7 @@ class Cost:
     candidate: Candidate
     saving: Saving
     evidence: Evidence
-    """Of what it saves in each iteration."""
+    """Evidence from what it saves in each iteration."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class Cause:
 
     candidate: Candidate
     saving: Saving
-    """Without it alone, at most: if hosts ask for a kernel as long as they did after the one before it ended."""
+    """At most, without this cause alone: hosts ask for a kernel as long after the one before it ended as they did."""
     at_least_ns: float | None
-    """Of the whole run, if hosts that ran ahead ask when they did; None where it is not on record when they did."""
+    """Saving of the whole run if hosts that ran ahead ask when they did; None if that is not on record."""
     together_ns: float
-    """Of the whole run, without it and all causes that are named before it, at most."""
+    """Largest saving of the whole run without this cause and all that are named before it."""
     together_at_least_ns: float | None
     excess: Excess
     is_host: bool
-    """Of kind HOST: whether it is on record that it was mostly the host, and no kernel that was not recorded."""
+    """Whether the record shows that it was mostly the host, and no unrecorded kernel; only for kind HOST."""
     evidence: Evidence
-    """Of what it saves in each iteration when the other causes are taken out."""
+    """Evidence from what it saves in each iteration once the other causes are taken out."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Answer:
     """Largest first."""
     num_iterations: int
     costs: tuple[Cost, ...]
-    """Of all candidates that were looked at, largest first, named or not."""
+    """Costs of all candidates that were tried, largest first, named or not."""
     even_hosts_ns: float
     """An estimate: how much shorter the run would be with the gaps before all kernels at the median of the ranks."""
     silence: Silence | None

@@ -35,19 +35,19 @@ class CauseKind(enum.Enum):
 class Candidate:
     kind: CauseKind
     rank: int
-    """Of a link: its source."""
+    """The rank; the source of a link."""
     peer: int = -1
-    """Of a link: its destination; else -1."""
+    """The destination of a link; else -1."""
 
 
 @dataclass(frozen=True)
 class Excess:
-    """By how much a cause exceeds its peers."""
+    """How far a cause exceeds its peers."""
 
     ns: float
-    """Of a host: later in the median iteration, or in the only one in which it is. Of a link: longer for a message."""
+    """How much later a host is in the median iteration, or in its only one; how much longer a link takes a message."""
     factor: float
-    """Of work: times as long for each piece, or as many pieces, ..."""
+    """How many times as long each piece of work takes, or as many pieces there are, ..."""
     phase: Phase | None
     """... in the phase that has most to gain; None where there is none."""
 

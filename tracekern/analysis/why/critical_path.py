@@ -44,12 +44,12 @@ class PathPart:
     """All of a path's time in one phase of a rank, on one link, or in one host's gaps."""
 
     rank: int
-    """Of kind LINK: the rank that sent."""
+    """The rank; the sender for kind LINK."""
     kind: PathKind
     phase: Phase
-    """Of kind PHASE; empty for all others."""
+    """The phase for kind PHASE; else empty."""
     peer: int
-    """Of kind LINK: the rank that received. -1 for all others."""
+    """The receiver for kind LINK; else -1."""
     time_ns: int
 
 
@@ -62,7 +62,7 @@ class Stretches:
     """An EdgeKind: one edge of the run graph."""
     rank: Int32
     sender: Int32
-    """Of kind MESSAGE: the rank that sent. -1 for all others."""
+    """The sender for kind MESSAGE; else -1."""
     launch: Int64
     """Index into Schedule; of kind GAP the launch that follows."""
     run: Int64

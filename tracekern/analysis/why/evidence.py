@@ -11,7 +11,7 @@ from tracekern.analysis.why.exchangeable import Event, Lead, leads
 from tracekern.timeline.model import Float64
 
 _MIN_ITERATIONS = 4
-"""Of fewer it cannot be said how they follow each other."""
+"""With fewer iterations nothing can be said about how they follow each other."""
 _CAUTION = 1.2
 """What is weighed was picked as the largest of several kinds, and leads() knows of one."""
 _FAR = 4
@@ -21,7 +21,7 @@ _MOST_CORRELATED = 0.95
 @dataclass(frozen=True)
 class Evidence:
     lead_ns: float
-    """By how much its mean saving in an iteration exceeds that of the others of its kind."""
+    """Its mean saving in an iteration less that of the others of its kind."""
     chance_ns: float
     """What equal ones would show by chance; nan where there are too few iterations to say."""
     event: Event | None
@@ -64,7 +64,7 @@ def _single_event(savings: Float64, member: int, floor_ns: float) -> Event | Non
 
 
 def _persistence(savings: Float64) -> float:
-    """By how much the mean of noise is less certain where each iteration resembles the one before it.
+    """Returns how much less certain the mean of noise is if each iteration resembles the one before it.
 
     Of noise with a correlation r between neighbours the mean of n has sqrt((1 + r) / (1 - r)) times the deviation of
     independent noise. r is measured over all members, and corrected for what a short series hides of it.

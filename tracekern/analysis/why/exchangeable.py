@@ -21,7 +21,7 @@ _MIN_DEGREES = 2
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much a member's mean time exceeds that of the others, and what chance explains."""
+    """A member's mean time less that of the others, and what chance explains of it."""
 
     lead_ns: float
     noise_ns: float

@@ -53,7 +53,7 @@ def ends_of_iterations(
 
 
 def _repetitions(timeline: Timeline, graph: EventGraph, run_graph: RunGraph) -> IterationEnds | None:
-    """In each run, the first nodes at or after the ends of the phase; of the last repetition the ends of launches."""
+    """Returns for each run the first nodes at or after the phase's ends; for the last repetition the launches' ends."""
     runs, activity = graph.runs, graph.activity
     run_of_piece = np.repeat(np.arange(len(runs)), runs.stop - runs.first)
     kinds = group_rows(len(activity), graph.phase, run_of_piece)

@@ -22,7 +22,7 @@ class Saving:
 
     @property
     def mean_ns(self) -> float:
-        """Of an iteration; nan of none."""
+        """Mean saving of an iteration; nan without any."""
         return float(self.by_iteration.mean()) if len(self.by_iteration) else float("nan")
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_EXPERTS: int = FACTS.max_experts
 MAX_TOPK: int = FACTS.max_topk
 ALIGNMENT = 16
-"""Of the tensors' memory: kernels move 16 bytes at a time."""
+"""Tensors begin at multiples of it: kernels move 16 bytes at a time."""
 MAX_ROWS = 1 << 22
 """Rows of a call: the row field of the events holds less."""
 MAX_SHARED_BYTES = 227 << 10

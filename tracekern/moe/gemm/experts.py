@@ -32,7 +32,7 @@ class Int4Experts(Experts):
     w13: torch.Tensor
     w2: torch.Tensor
     detail: int = 0
-    """Of every how many-th tile a capture gets each step; 0: of none."""
+    """A capture gets each step of every so many-th tile; 0: of none."""
 
     @classmethod
     def of(cls, w13: torch.Tensor, w2: torch.Tensor, detail: int = 0) -> Int4Experts:

@@ -50,7 +50,7 @@ class Sizes:
     num_tokens: int = 0
     topk: int = 0
     rows_per_expert: int = 0
-    """Of each expert's region, where rows are not packed; `row_counts` says how many there are."""
+    """Rows of an expert's region if rows are not packed; `row_counts` says how many are used."""
     detail: int = 0
     """Every how many-th tile of K2 and K4 a capture gets step by step; 0: none."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHUNKS = 8
 """Chunks of a word, each 4 channels."""
 DIVISOR = 128
-"""Of hidden and intermediate sizes: a tile's outputs, and two groups of channels."""
+"""Hidden and intermediate sizes are multiples of it: a tile's outputs, and two groups of channels."""
 
 
 def pack_w13(gate: torch.Tensor, up: torch.Tensor, *, exact: bool = False) -> torch.Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracekern.comm.communicator import Communicator
 
 ALIGNMENT = 16
-"""Of the tensors' memory: kernels move 16 bytes at a time."""
+"""Tensors begin at multiples of it: kernels move 16 bytes at a time."""
 
 
 def check_making(sizes: dict[str, Any], low_latency_mode: Any, executor: Any) -> dict[str, Any]:

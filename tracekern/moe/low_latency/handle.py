@@ -18,17 +18,17 @@ class Dispatched:
     """A dispatch that was started. Its slot is free again once its combine was started, or nothing refers to it."""
 
     number: int
-    """Of the call: how many dispatches there were before, the same on all ranks."""
+    """How many dispatches there were before, the same on all ranks."""
     epoch: int
-    """As records keep it."""
+    """The epoch that records have."""
     layout: Layout
     num_tokens: int
     topk: int
     use_fp8: bool
     generation: int
-    """Of the buffer: how often it was set back before."""
+    """How often the buffer was reset before."""
     tensors: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    """By the names of the native Call; held until the kernels that use them were started."""
+    """Name in the native Call -> tensor; held until the kernels that use them were started."""
     sent_ids: torch.Tensor | None = None
     """A copy of topk_idx, on the CPU backend only."""
     is_received: bool = False
@@ -57,7 +57,7 @@ class _Parts(NamedTuple):
 
 
 class Handle(_Parts):
-    """DeepEP's five parts, and the dispatch that they are of."""
+    """DeepEP's five parts, and the dispatch that they belong to."""
 
     dispatched: Dispatched
 
@@ -81,7 +81,7 @@ class Slots:
         self._not_received: list[Dispatched | None] = [None] * NUM_SLOTS
         """Kept: a slot whose messages were not copied is not free, even if nothing else refers to its dispatch."""
         self._not_added_up: list[Dispatched | None] = [None] * NUM_SLOTS
-        """Whose combine was sent, and its receive not launched yet."""
+        """Dispatches whose combine was sent and whose receive was not launched yet."""
 
     def require_free(self, number: int) -> None:
         """Raises BadInput if the slot of that call is not free. Another one would not do: peers take the same."""
@@ -100,7 +100,7 @@ class Slots:
         self._not_received[dispatched.slot] = dispatched
 
     def note_received(self, dispatched: Dispatched) -> None:
-        """Of dispatch, or of combine if that was sent."""
+        """Notes that the dispatch was received, or its combine if that was sent."""
         dispatched.is_received = True
         waiting = self._not_added_up if dispatched.is_combined else self._not_received
         if waiting[dispatched.slot] is dispatched:
@@ -112,7 +112,7 @@ class Slots:
             raise BadInput("the receive hook of the slot's combine before was not called; call it first")
 
     def note_combine(self, dispatched: Dispatched) -> None:
-        """A combine was sent."""
+        """Notes that the combine was sent."""
         dispatched.is_combined = True
         self._not_added_up[dispatched.slot] = dispatched
 

@@ -70,7 +70,7 @@ class Kernels:
         self._launches = Launches(comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
         self._expert_kernels: ExpertKernels | None = None
         self._last_launch: tuple[int, Any, bool] | None = None
-        """Stream, event behind it, whether both are of a graph that was captured."""
+        """Stream, event behind it, and whether they belong to a captured graph."""
 
     def launch(
         self,

@@ -27,7 +27,7 @@ _ROWS = (
     "send_partial",
     "signal_partial",
 )
-"""Events whose spans are of a row each."""
+"""Events with one span for each row."""
 
 MAX_PARTITIONS = 64
 PARTITION_BYTES = 9_000_000

@@ -31,7 +31,7 @@ class RoundFit:
     time: float
     """ns on the reference's clock to which the offsets apply."""
     offsets: dict[int, Offset]
-    """By rank: those that a path of pairs joins to the reference in this round."""
+    """Rank -> offset, for ranks that a path of pairs joins to the reference in this round."""
 
 
 def solve_round(bursts: Sequence[Burst], reference: int) -> RoundFit:

@@ -99,7 +99,7 @@ class _Slopes:
         return len(self.slope)
 
     def noise(self, piece: int, expected: dict[int, float]) -> float:
-        """By how much a slope may differ from what others, by weights, let expect, if no rate wandered."""
+        """Returns how far a slope may lie from the weighted slopes of others if no rate wandered."""
         of_offsets = self.from_offsets[piece] - sum(weight * self.from_offsets[n] for n, weight in expected.items())
         return float(COVERED_SIGMAS * np.linalg.norm(of_offsets * self.sigma) + np.abs(of_offsets) @ self.vague)
 
@@ -113,7 +113,7 @@ class _Slopes:
         return [n for n in range(piece - reach, piece + reach + 1) if n != piece and 0 <= n < len(self)]
 
     def spread(self, piece: int, reach: int) -> float:
-        """By how much the slope differs from those around, at most."""
+        """Returns the largest difference between the slope and those around it."""
         others = self.around(piece, reach)
         return max(abs(float(self.slope[piece] - self.slope[n])) + self.noise(piece, {n: 1.0}) for n in others)
 

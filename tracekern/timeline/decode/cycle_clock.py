@@ -36,7 +36,7 @@ class CycleRates:
 
     @classmethod
     def of(cls, headers: npt.NDArray[Any], resolution_ticks: int) -> CycleRates:
-        """Of [num_runs] TRACK_HEADER, whose ticks are below 2^62.
+        """Returns the rates of [num_runs] TRACK_HEADER, whose ticks are below 2^62.
 
         A run that is too short, or never ended, takes the rate of those that are long enough together, or of all that
         measured theirs; one tick a cycle if none did.

@@ -18,7 +18,7 @@ from tracekern.timeline.decode.track_merge import TrackMerge
 from tracekern.timeline.model import OPEN_END, Int32, Launch, Problem, Timeline
 
 HELD_UP_NS = 50_000
-"""From so long on a wait for the recorder is told of; what one usually takes is in benchmarks/results/launch.json."""
+"""Waits for the recorder are reported if they take this long; benchmarks/results/launch.json has the usual time."""
 
 _ERRORS = ("surplus_warps", "surplus_blocks", "shared_tracks", "keeps_first", "keeps_last")
 
@@ -34,7 +34,7 @@ _WRONG_BODY = {
         "launch the body that with_recorder(launch.descriptor, ...) picks",
     ),
 }
-"""By what the capture was asked to keep: of a body that keeps the other end."""
+"""Text about a body that keeps the other end of a track than the capture was asked for, by what it was asked for."""
 
 
 def wrong_launches(launches: Sequence[Launch], runs: WriterRuns, metadata: Mapping[str, Any]) -> list[Problem]:

@@ -40,7 +40,7 @@ class WriterRuns:
     missing: Int64
     """Records that should be there and never arrived: torn, of a ring; of unfinished work, in a run of spans."""
     warps_run: Int64
-    """Of a block's first warp: how many the block had, where that is more than the host stated; else 0."""
+    """How many warps the block had, told by its first warp if they are more than the host stated; else 0."""
     started: npt.NDArray[np.bool_]
     finished: npt.NDArray[np.bool_]
     ring: npt.NDArray[np.bool_]
@@ -48,13 +48,13 @@ class WriterRuns:
     is_span: npt.NDArray[np.bool_]
     """Its records are SPAN_RECORD, not WIDE_RECORD."""
     times: ShortTimes
-    """Of runs of spans."""
+    """Times of the runs that hold SPAN_RECORD."""
     rates: CycleRates
-    """Of runs whose records count cycles."""
+    """Rates of the runs whose records count cycles."""
     max_ticks: int
     """Any tick beyond it is damage."""
     path: Path
-    """Of their dump."""
+    """The dump."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -163,7 +163,7 @@ class Batch:
     """Index into `runs`."""
     runs: WriterRuns
     track: Int32
-    """Of each of `some`: index into the Timeline's tracks."""
+    """Index into the Timeline's tracks, for each of `some`."""
 
     @property
     def launch(self) -> Int32:
