@@ -1,10 +1,11 @@
 # make demo   8 ranks of a traced MoE pipeline; says what it saw and where the trace is
 # make test   every check: lint, types, format, tests (what .ci/run calls)
+# make test-python, make test-native, make test-browser   one lane of the tests alone; native: what needs a compiler
 # make soak   the long counts of the same tests
 # make gpu-check  on a machine with GPUs and its own torch: what only a GPU can show, in 20 minutes at most; no virtual
 #             environment, no network
 # make docs   the documentation with the Python API as a site, in build/docs
-# make lint   ruff, mypy on the pure parts, clang-format
+# make lint   ruff, mypy, clang-format
 # make clean  removes everything that was built, .venv too
 #
 # All but gpu-check work in their own virtual environment, .venv. PYTHON=python3.12 picks another interpreter for it.
@@ -21,17 +22,23 @@ export TRACEKERN_EXTENSION := 1
 DEMO = run moe --ranks 8 --variant balanced --tokens 64 --hidden 2048 --experts 64 --topk 6 --dtype bf16 \
     --routing zipf --iterations 3 --seed 7 -o demo-capture
 
-.PHONY: demo test soak gpu-check docs lint clean asked
+LANES := test-python test-native test-browser
+
+.PHONY: demo test $(LANES) soak gpu-check docs lint clean asked
 
 demo: .venv/extension
 	@$(BIN)/tracekern $(DEMO)
 
 # What fails beside other tests, on a busy machine, is run once more, alone; both runs are printed. A fault that shows in the first
 # run alone does not fail this: read it there.
-test: .venv/extension lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal -rs --hypothesis-profile ci || \
+test: lint
+$(LANES): .venv/test
+test $(LANES): .venv/extension
+	$(BIN)/python -m pytest -n 3 --dist worksteal -rs --hypothesis-profile ci $(LANE) || \
 	    { echo "again, alone, what failed:"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none \
-	        --hypothesis-profile ci; }
+	        --hypothesis-profile ci $(LANE); }
+
+$(LANES): LANE = -m "$(@:test-%=%) and not soak"
 
 soak: .venv/test .venv/extension
 	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers or hypothesis" --hypothesis-profile soak \

@@ -126,8 +126,10 @@ def run_case(case: Any, num_rounds: int, seeds: range, versions: dict[str, Path]
             for seed in range(begin, min(begin + BATCH, seeds.stop)):
                 capture = Path(directory) / f"{seed:06}"
                 truth = write_case(capture, case, seed, num_rounds or 3 + seed % 4)
-                columns = {name: of for name, of in vars(truth).items() if isinstance(of, dict)}
-                np.savez(capture / "truth.npz", **{name: np.array(list(of.values())) for name, of in columns.items()})
+                columns = {name: column for name, column in vars(truth).items() if isinstance(column, dict)}
+                np.savez(
+                    capture / "truth.npz", **{name: np.array(list(column.values())) for name, column in columns.items()}
+                )
             for name, path in versions.items():
                 command = [sys.executable, __file__, "--judge", directory]
                 env = {**os.environ, "PYTHONPATH": str(path)}
@@ -153,8 +155,8 @@ def print_table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
     table = Table("clocks that jump: error and bound of the worst rank, and numbers of runs", [*columns, "assumed"])
     for name, of_case in results.items():
         before, after = of_case["before"], of_case["after"]
-        ends = [f"{of[0]} / {of[2]}" for of in (after["error_ns"], before["hard_ns"], after["hard_ns"])]
-        counts = [str(of[field]) for field in ("holds", "likely_holds", "alarm") for of in (before, after)]
+        ends = [f"{figures[0]} / {figures[2]}" for figures in (after["error_ns"], before["hard_ns"], after["hard_ns"])]
+        counts = [str(side[field]) for field in ("holds", "likely_holds", "alarm") for side in (before, after)]
         table.add(name, str(after["runs"]), *ends, *counts, str(after["assumes"]))
     table.print()
 

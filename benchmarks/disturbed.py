@@ -4,7 +4,7 @@
     python benchmarks/disturbed.py --ranks 8 --resident      # all of them side by side on one GPU: a rehearsal
     python benchmarks/disturbed.py --ranks 4 --pairs 10      # is a late host's cost what runs without it take less?
 
-The balanced pipeline runs on all ranks, 256 tokens each, once for each disturbance: none; the host of the last rank
+The balanced pipeline runs on all ranks, once for each disturbance: none; the host of the last rank
 sleeps 300 us before each call; rank 0 copies to the GPU of rank 1 without end in another stream. Prints the median time
 of a call on the device and what `tracekern report` says first of the capture.
 
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, require_gpus, write_results
 from ranks import Row, placement, print_row, run_ranks, this_rank
 
-SHAPE = {"max_tokens": 256, "num_experts": 64, "topk": 8, "hidden": 7168, "dtype": "bf16"}
+SHAPE = {"num_experts": 64, "topk": 8, "hidden": 7168, "dtype": "bf16"}
 DISTURBANCES = ("none", "late host", "busy link")
 LATE_S = 300e-6
 COPY_BYTES = 64 << 20
@@ -39,6 +39,7 @@ WARM_UP = 3
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=256, help="of each rank")
     parser.add_argument("--calls", type=int, default=12, help="recorded calls of each disturbance")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
     parser.add_argument("--pairs", type=int, default=0, help="runs without and with the late host")
@@ -60,7 +61,13 @@ def main() -> int:
     table.print()
     for row in rows:
         print(f"{row['disturbance']}:", *row["report"], sep="\n    ")
-    about = {"ranks": options.ranks, "placement": placement(options), "shape": SHAPE, "rows": rows}
+    about = {
+        "ranks": options.ranks,
+        "placement": placement(options),
+        "tokens": options.tokens,
+        "shape": SHAPE,
+        "rows": rows,
+    }
     name = f"disturbed_{options.ranks}" + ("_resident" if options.resident else "")
     write_results(name, about, 1 if options.resident else options.ranks)
     return 0
@@ -92,7 +99,13 @@ def compare_pairs(options: argparse.Namespace, directory: Path) -> int:
     is_inside = abs(saved_us - mean) <= half
     where = "inside" if is_inside else "OUTSIDE"
     print(f"longer by {mean:.0f} ± {half:.0f} us (95 %); would save {saved_us:.0f} us: {where}")
-    about = {"ranks": options.ranks, "placement": placement(options), "shape": SHAPE, "calls": options.calls}
+    about = {
+        "ranks": options.ranks,
+        "placement": placement(options),
+        "tokens": options.tokens,
+        "shape": SHAPE,
+        "calls": options.calls,
+    }
     figures = {"mean_longer_us": mean, "half_width_us": half, "mean_saved_us": saved_us, "is_inside": is_inside}
     name = f"late_host_{options.ranks}" + ("_resident" if options.resident else "")
     results = {**about, "late_us": LATE_S * 1e6, "rows": rows, **figures}
@@ -133,7 +146,7 @@ def measure_rank(options: argparse.Namespace, group: Any) -> None:
     from tracekern.moe.shape import MoeShape
     from tracekern.record.session import capture
 
-    shape = MoeShape(num_ranks=options.ranks, **SHAPE)
+    shape = MoeShape(num_ranks=options.ranks, max_tokens=options.tokens, **SHAPE)
     grid = {"num_blocks": 128 // (options.ranks if options.resident else 1), "warps_per_block": 16}
     pipeline = P2PPipeline(group, shape, "balanced", backend="cuda", **grid)
     batch = draw_batch(shape, seed=1, rank=group.rank, iteration=0, routing="uniform", uneven=False).to("cuda")

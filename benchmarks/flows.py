@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, write_results
 
 if TYPE_CHECKING:
-    from tracekern.moe.run import MoeRun
+    from tracekern.moe.options import MoeRun
     from tracekern.timeline.model import Timeline
 
 NO_DOUBT = ("dense_probes",)
@@ -86,7 +86,8 @@ def main() -> int:
     options = parser.parse_args()
 
     import tracekern
-    from tracekern.moe.run import MoeRun, run
+    from tracekern.moe.options import MoeRun
+    from tracekern.moe.run import run
 
     workload = MoeRun(
         ranks=options.ranks,
@@ -96,6 +97,7 @@ def main() -> int:
         experts=8 * options.ranks,
         iterations=options.iterations,
         backend=options.backend,
+        host_driven=True,  # each call has rows of its own
         command=shlex.join(["python", *sys.argv]),
     )
     with tempfile.TemporaryDirectory(prefix="tracekern-flows-") as directory:

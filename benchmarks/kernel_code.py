@@ -22,11 +22,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import ROOT, Table, write_results
 
-FLAGS = ("-arch=sm_90", "-std=c++20", "-DTK_SAMPLE", "-cubin", "-Xptxas", "-v")
+FLAGS = ("-arch=sm_90", "-std=c++20", "-DTK_ONE_NUMBER", "-DTK_FORMATS=RecordFormat::span", "-cubin", "-Xptxas", "-v")
 KERNEL = re.compile(
     r"P2P(DispatchSend|DispatchRecv|ScaleExperts|CombineSend|CombineRecv|DispatchCombine|Dispatch|Combine)\b"
 )
-VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined")
+VARIANTS = {"P2PVariant)0": "flag", "P2PVariant)1": "token", "P2PVariant)2": "fused", "P2PVariant)3": "balanced"}
+VARIANTS |= {"ResultOfEachChoice": "dedup", "SumOfEachRank": "reduce", "DispatchCombine": "pipelined"}
 
 
 def code_sizes(cubin: bytes) -> dict[str, int]:
@@ -49,13 +50,11 @@ def code_sizes(cubin: bytes) -> dict[str, int]:
 def short_name(symbol: str) -> str:
     """`reduce combine` of the entry point's symbol; "" for what is traced or no kernel of ours."""
     name = subprocess.run(["c++filt", symbol], capture_output=True, text=True, check=True).stdout
-    kernel, variant = KERNEL.search(name), re.search(r"P2PVariant\)(\d)", name)
+    kernel, variant = KERNEL.search(name), [VARIANTS[word] for word in VARIANTS if word in name]
     if kernel is None or "Recorder<(bool)1" in name:
         return ""
     stage = re.sub(r"(?<!^)(?=[A-Z])", "_", kernel[1]).lower()
-    if stage == "dispatch_combine":
-        return f"pipelined {stage}"
-    return f"{VARIANTS[int(variant[1])]} {stage}" if variant else stage
+    return " ".join([*variant, stage])
 
 
 def compile_kernels(tree: Path) -> dict[str, dict[str, int]]:

@@ -203,8 +203,8 @@ def fit(calls: list[tuple[Call, list[Row]]], link_gb_per_s: float) -> Rates:
     num_legs = np.array([2 if row["leg"] == "call" else 1 for row, _ in points])
     rates = np.arange(PROBED_GB_PER_S[0], PROBED_GB_PER_S[-1] + 1, 10)
     latencies = np.arange(0, 40, 0.1)
-    at_probes = [[times[row["leg"]] for times in of] for row, of in points]
-    times = np.array([np.interp(-1 / rates, -1 / np.array(PROBED_GB_PER_S), of) for of in at_probes])
+    at_probes = [[times[row["leg"]] for times in sweep] for row, sweep in points]
+    times = np.array([np.interp(-1 / rates, -1 / np.array(PROBED_GB_PER_S), sweep) for sweep in at_probes])
     model = times[:, :, None] + num_legs[:, None, None] * latencies
     score = (np.log(model / measured[:, None, None]) ** 2).mean(axis=0)
     rate, latency = np.unravel_index(score.argmin(), score.shape)

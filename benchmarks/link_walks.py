@@ -77,7 +77,7 @@ class Visits:
             np.add.at(summed, at, rows[mine])
             np.minimum.at(first, at, self.which[mine])
             np.maximum.at(last, at, self.which[mine] + 1)
-            cut.append([Wave(*of) for of in zip(visited, summed, first, last, strict=True)])
+            cut.append([Wave(*parts) for parts in zip(visited, summed, first, last, strict=True)])
         return cut
 
 
@@ -129,7 +129,7 @@ class Routing:
         self.num_local = num_experts // self.num_ranks
         self.topk_idx = topk_idx
         self.ranks = [chosen // self.num_local for chosen in topk_idx]
-        self.choices = [(of[:, :, None] == np.arange(self.num_ranks)).sum(axis=1) for of in self.ranks]
+        self.choices = [(topk_idx[:, :, None] == np.arange(self.num_ranks)).sum(axis=1) for topk_idx in self.ranks]
         self.once, self.each = count_rows(topk_idx, self.num_ranks, num_experts)
 
     def expert_rows(self, rank: int, order: Order | None, grid: Grid) -> tuple[Visits, Visits]:
@@ -145,7 +145,7 @@ class Routing:
             step = rows // (np.maximum(sharers, 1)[sources] * grid.warps)
             moved = np.lexsort((rows, step))
             sources, rows = sources[moved], rows[moved]
-        experts = [of[of // self.num_local == rank] % self.num_local for of in self.topk_idx]
+        experts = [topk_idx[topk_idx // self.num_local == rank] % self.num_local for topk_idx in self.topk_idx]
         starts = np.cumsum([0, *map(len, experts)])[:-1]
         expert = np.concatenate(experts)[starts[sources] + rows]
         lie = np.argsort(expert, kind="stable")
@@ -292,8 +292,8 @@ class Call:
 
     def _incoming(self, rank: int, tokens: slice, width: int) -> Cut:
         """Rows that came, as they are visited; each counts for as many as it has choices here."""
-        choices = [of[tokens, rank] for of in self.routing.choices]
-        choices = [of[of > 0] for of in choices]
+        choices = [chosen[tokens, rank] for chosen in self.routing.choices]
+        choices = [chosen[chosen > 0] for chosen in choices]
         counts = list(map(len, choices))
         sources, rows = self.orders.incoming(counts, rank)
         starts = np.cumsum([0, *counts])[:-1]

@@ -214,7 +214,7 @@ def main() -> int:
     notes.update(about.pop("notes", {}))
     results = []
     for load, counts in loads(options).items():
-        of_load = {name: ranks for (of, name), ranks in measured.items() if of == load}
+        of_load = {name: ranks for (its_load, name), ranks in measured.items() if its_load == load}
         rows = {name: summarise(ranks) for name, ranks in of_load.items()}
         stages = {name: found for name, ranks in of_load.items() if (found := by_stage(ranks))}
         bytes_of = about.get("traffic", {}).get(load)

@@ -50,7 +50,8 @@ def main() -> int:
 def measure(variant: str, options: argparse.Namespace) -> list[Row]:
     """A row for each kernel of a run."""
     import tracekern
-    from tracekern.moe.run import MoeRun, run
+    from tracekern.moe.options import MoeRun
+    from tracekern.moe.run import run
 
     sizes = ("ranks", "tokens", "hidden", "intermediate", "experts", "topk", "iterations", "backend")
     about = {name: getattr(options, name) for name in sizes}

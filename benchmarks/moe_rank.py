@@ -314,9 +314,13 @@ def entry_skew(rank: Rank, pipeline: Pipeline, batch: Batch, experts: Experts) -
     ):
         if launch < 0 or timeline.launches[launch].name != first_stage:
             continue
-        of = starts.setdefault(timeline.launches[launch].sequence, {})
-        of[int(ranks[track])] = min(start, of.get(int(ranks[track]), start))
-    return [max(of.values()) - min(of.values()) for of in starts.values() if len(of) == rank.group.num_ranks]
+        by_rank = starts.setdefault(timeline.launches[launch].sequence, {})
+        by_rank[int(ranks[track])] = min(start, by_rank.get(int(ranks[track]), start))
+    return [
+        max(by_rank.values()) - min(by_rank.values())
+        for by_rank in starts.values()
+        if len(by_rank) == rank.group.num_ranks
+    ]
 
 
 def write_about(rank: Rank, notes: dict[str, str], skew: dict[str, list[int]]) -> None:
@@ -346,7 +350,7 @@ def measure_vdev(rank: Rank, load: str, exchange: Exchange) -> None:
         counts = rank.group.all_gather(wrong)
         if any(counts):
             lines = rank.group.all_gather(peer.diagnose(rank.group.all_gather))
-            told = [f"rank {of}: {count} tokens: {lines[of]}" for of, count in enumerate(counts) if count]
+            told = [f"rank {source}: {count} tokens: {lines[source]}" for source, count in enumerate(counts) if count]
             raise RuntimeError(f"error: vdev_2d, {load}, wrong {when}: " + " | ".join(told))
 
     check("at once")

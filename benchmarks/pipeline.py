@@ -20,7 +20,8 @@ from collections import defaultdict
 from harness import Table, write_results
 
 from tracekern.moe.families import VARIANTS
-from tracekern.moe.run import MoeRun, UnsuitableShape, run
+from tracekern.moe.options import MoeRun, UnsuitableShape
+from tracekern.moe.run import run
 
 DEFAULTS = {"ranks": 8, "tokens": 64, "hidden": 2048, "experts": 64, "topk": 6, "iterations": 20, "rounds": 5}
 

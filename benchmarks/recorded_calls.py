@@ -11,12 +11,15 @@ in the 99th percentile. Figures are medians over the pairs; on the CPU backend t
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 
-from harness import Table, require_gpus, write_results
+from harness import Table, count_gpus, require_gpus, write_results
 
-from tracekern.moe.run import MoeRun, run
+from tracekern.launcher.spawner import Spawner
+from tracekern.moe.options import MoeRun
+from tracekern.moe.run import WORKER, run
 
 DEFAULTS = {"ranks": 4, "hidden": 7168, "experts": 256, "topk": 8, "calls": 1000, "pairs": 5}
 
@@ -32,21 +35,26 @@ def main() -> int:
     if options.backend == "cuda":
         require_gpus(1)
     rows = []
-    for variant in options.variants:
-        for tokens in options.tokens:
-            if variant == "low_latency" and tokens > 128:
-                continue
-            rows.append({"variant": variant, "tokens": tokens, **compare(options, variant, tokens)})
+    with Spawner(WORKER, os.environ) as spawner:
+        for variant in options.variants:
+            for tokens in options.tokens:
+                if variant == "low_latency" and tokens > 128:
+                    continue
+                rows.append({"variant": variant, "tokens": tokens, **compare(options, variant, tokens, spawner)})
+                print(f"{variant}, {tokens} tokens: {rows[-1]['median']:.3f}, p99 {rows[-1]['p99']:.3f}", flush=True)
     print_rows(options, rows)
-    write_results(f"recorded_calls_{options.ranks}", {**vars(options), "rows": rows})
+    num_gpus = min(options.ranks, count_gpus()) if options.backend == "cuda" else 0
+    write_results(f"recorded_calls_{options.ranks}", {**vars(options), "rows": rows}, num_gpus)
     return 0
 
 
-def compare(options: argparse.Namespace, variant: str, tokens: int) -> dict[str, float]:
+def compare(options: argparse.Namespace, variant: str, tokens: int, spawner: Spawner) -> dict[str, float]:
     ratios: dict[str, list[float]] = {"median": [], "p99": []}
     medians_us: list[float] = []
     for pair in range(options.pairs):
-        off, on = (call_times(options, variant, tokens, traced, seed=pair + 1) for traced in (False, True))
+        off, on = (
+            call_times(workload(options, variant, tokens, traced, seed=pair + 1), spawner) for traced in (False, True)
+        )
         medians_us.append(quantile(off, 0.5) * 1e3)
         ratios["median"].append(quantile(on, 0.5) / quantile(off, 0.5))
         ratios["p99"].append(quantile(on, 0.99) / quantile(off, 0.99))
@@ -56,10 +64,9 @@ def compare(options: argparse.Namespace, variant: str, tokens: int) -> dict[str,
     return found
 
 
-def call_times(options: argparse.Namespace, variant: str, tokens: int, traced: bool, seed: int) -> list[float]:
-    """ms of each call on its slowest rank."""
+def workload(options: argparse.Namespace, variant: str, tokens: int, traced: bool, seed: int) -> MoeRun:
     shape = {name: getattr(options, name) for name in ("ranks", "hidden", "experts", "topk", "backend")}
-    workload = MoeRun(
+    return MoeRun(
         **shape,
         variant=variant,
         tokens=tokens,
@@ -70,8 +77,12 @@ def call_times(options: argparse.Namespace, variant: str, tokens: int, traced: b
         host_driven=False,
         seed=seed,
     )
+
+
+def call_times(moe: MoeRun, spawner: Spawner) -> list[float]:
+    """ms of each call on its slowest rank."""
     with tempfile.TemporaryDirectory() as directory:
-        report = run(workload, directory)
+        report = run(moe, directory, spawner=spawner)
     report.raise_for_error()
     return [max(of_call) for of_call in zip(*(rank.iteration_ms for rank in report.ranks), strict=True)]
 

@@ -8,16 +8,19 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchains import SAMPLE, program
+from toolchains import IS_SAMPLE, SAMPLE, formats, program
 
 VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined")
 NUMBERS = ("fp32", "fp16", "bf16")
-SAMPLED_NUMBERS = ("bf16",) if SAMPLE else NUMBERS
+SAMPLED_NUMBERS = ("bf16",) if IS_SAMPLE else NUMBERS
 
 DELAYS = ("-DTK_RANDOM_DELAYS", "-DTK_POISON_CONSUMED")
 PLANTED = ("-DTK_PLANTED_FAULTS", *DELAYS)
-SLOW = ("-O1", *PLANTED, *SAMPLE)
-TSAN = ("-O1", "-g1", "-fsanitize=thread", *PLANTED)  # no sample: that has no rings
+SLOW = ("-O2", *PLANTED, *SAMPLE)
+PROMPT = "delays=off"
+"""Option of a program that was built with delays."""
+RACES = ("-O1", "-g1", "-fsanitize=thread", *PLANTED)
+TSAN = (*RACES, *formats("span", "ring"))
 RACE_EXIT = 66
 
 RIGHT, WRONG_RESULT, USAGE, TIMED_OUT, BAD_RECORD = range(5)
@@ -25,7 +28,7 @@ RIGHT, WRONG_RESULT, USAGE, TIMED_OUT, BAD_RECORD = range(5)
 NOTICED = (RACE_EXIT, WRONG_RESULT)
 # Wrong counts and lapped flags end in a wait for what never comes.
 WITH_TIME_OUT = (*NOTICED, TIMED_OUT)
-MUTANT_TIMEOUT = "timeout_ms=4000"
+MUTANT_TIMEOUT = "timeout_ms=1500"
 SEEDS = range(1, 9)
 """Load hides a missing release from the race detector now and then; the first seed that shows it ends the test."""
 

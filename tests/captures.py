@@ -134,7 +134,7 @@ def reserve_launch(segment: SegmentWriter, plan: LaunchPlan) -> int | None:
     """Address of the LaunchDescriptor of a launch of `plan`, or None when there is no room."""
     regions = segment.reserve_regions(plan, 1)
     if not regions:
-        segment.refuse(plan)
+        segment.refuse(1, plan.region_bytes)
         return None
     segment.start_launch(regions[0], plan.sequence, plan.epoch)
     return segment.address + regions[0].offset

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 import browser as chromium
 import hypothesis
+import kept_builds
 import pytest
+from lanes import pytest_collection_modifyitems  # noqa: F401 - a hook
 from rank_pool import RankPool
 from warm_command import warm_commands
 
@@ -28,7 +30,15 @@ hypothesis.settings.register_profile("ci", max_examples=30, **SLOW)
 hypothesis.settings.register_profile("soak", max_examples=400, **SLOW)
 hypothesis.settings.load_profile("patient")
 
+# Of programs that tests start, too: what one of the examples builds is kept.
+os.environ["PATH"] = os.pathsep.join([str(kept_builds.compilers_that_keep()), os.environ["PATH"]])
+
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        kept_builds.remove_old()
 
 
 def without_dead_runs(stderr: str) -> str:

@@ -24,6 +24,7 @@ import torch
 
 from tracekern.comm import resident
 from tracekern.comm.group import Group
+from tracekern.comm.this_thread import this_resident
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
@@ -51,7 +52,7 @@ class Workload:
     """A pipeline of this rank, and calls of it that are compared with the reference on the device."""
 
     def __init__(self, **options: Any) -> None:
-        if resident.this_resident() is None:
+        if this_resident() is None:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             if int(os.environ["WORLD_SIZE"]) > 1:
                 torch.distributed.init_process_group("gloo")

@@ -14,6 +14,7 @@ _ENTRY = re.compile(
 )
 _FORMATS = ("span", "ring", "cycles")
 _MESSAGES = {"true": "fp8", "false": "bf16"}
+_RESULTS = {"tracekern::ResultOfEachChoice": "dedup", "tracekern::SumOfEachRank": "reduce"}
 _NUMBERS = {"float": "fp32", "tracekern::Half": "fp16", "tracekern::BFloat16": "bf16"}
 
 
@@ -35,6 +36,7 @@ def readable(symbol: str) -> str:
     variant = [
         variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice or "Staging)" in choice
     ]
+    variant += [_RESULTS[choice] for choice in choices if choice in _RESULTS]
     variant += ["steps"] if any(choice.endswith("Detail)1") for choice in choices) else []
     number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]
     number += [_MESSAGES[choice] for choice in choices if choice in _MESSAGES]

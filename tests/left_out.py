@@ -11,7 +11,7 @@ from toolchains import CSRC, GXX, ROOT, SAMPLE, compile_cached
 
 LEFT_OUT = "LEFT_OUT"
 
-P2P_FILES = ("comm/barrier.h", "moe/p2p/dispatch.h", "moe/p2p/combine.h")
+P2P_FILES = ("comm/barrier.h", "moe/p2p/call.h", "moe/p2p/counts.h", "moe/p2p/worklog/combine.h")
 LOW_LATENCY_FILES = tuple(f"moe/low_latency/{name}.h" for name in ("barriers", "dispatch", "combine"))
 
 _WARPS = r"((?:context\.)?warp|group|casters)"

@@ -10,7 +10,7 @@ import time
 import torch
 
 from tracekern.comm.group import Group
-from tracekern.comm.resident import rank_of_thread
+from tracekern.comm.this_thread import rank_of_thread
 from tracekern.launcher.watch import RUN, enter
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline

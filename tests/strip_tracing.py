@@ -8,6 +8,12 @@ from pathlib import Path
 
 MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|WAIT_IF|SIGNAL|END|END_IF|END_AFTER|TAKE_BACK_IF|MARK|NEXT|SEQUENCE)\(")
 BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\(([\w.]+)\);")
+UNTRACED = """template <class F>
+void with_untraced(F f) {
+    f.template operator()<Recorder<false>>();
+}
+
+"""
 
 
 def stripped(text: str) -> str:
@@ -24,7 +30,7 @@ def stripped(text: str) -> str:
 
 
 def copy_stripped(csrc: Path, copy: Path) -> Path:
-    """Copies csrc and strips all but the recorder itself. Returns `copy`."""
+    """Copies csrc and strips all but the recorder itself. Families have only their untraced kernels. Returns `copy`."""
     shutil.copytree(csrc, copy)
     for part in ("comm", "moe"):
         for path in (copy / part).rglob("*.*"):
@@ -32,4 +38,8 @@ def copy_stripped(csrc: Path, copy: Path) -> Path:
             left = re.search(r"\bTK_(?:END|MARK|NEXT|RANGE|SEQUENCE|SIGNAL|TAKE_BACK|WAIT)", text)
             assert left is None, f"{path.name}: {text[max(0, left.start() - 80) : left.end() + 40]}"
             path.write_text(text)
+    entry = copy / "moe" / "entry.h"
+    text, count = re.subn(r"with_recorder_type\(is_traced, format, ", "with_untraced(", entry.read_text())
+    assert count == 1
+    entry.write_text(text.replace("template <class Family>", UNTRACED + "template <class Family>", 1))
     return copy

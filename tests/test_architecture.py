@@ -7,7 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
+
+import tracekern
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -39,10 +44,12 @@ ALLOWED_IMPORTS = {
     "tracekern.analysis": ("tracekern.analysis", "tracekern.timeline"),
     "tracekern.analysis.why.longest_path": ("tracekern.analysis", "tracekern.timeline", "tracekern._C"),
     "tracekern.viewers": ("tracekern.viewers", "tracekern.timeline", "tracekern.analysis"),
-    "tracekern.gate": ("tracekern.gate", "tracekern.analysis"),
-    "tracekern.gate.pytest_plugin": ("tracekern.gate", "tracekern.analysis", "tracekern.record"),
+    "tracekern.gate": ("tracekern.gate", "tracekern.analysis", "tracekern.timeline"),
+    "tracekern.gate.pytest_plugin": ("tracekern.gate", "tracekern.analysis", "tracekern.timeline", "tracekern.record"),
     "tracekern.cli": ("tracekern",),
 }
+FACADE = ("tracekern", *(f"tracekern.{name}" for name in tracekern.__all__))
+"""For users alone: through it any folder would reach any other."""
 TORCH_ALLOWED = tuple(f"tracekern.{name}" for name in ("comm", "launcher", "record", "moe", "fabric"))
 
 # Folder or file of csrc -> folders and files it may include from.
@@ -127,9 +134,9 @@ def import_faults(path: Path) -> list[str]:
     allowed = (*FREE, *ALLOWED_IMPORTS[rule])
     faults = []
     for name, line in imports(path):
-        is_ours = is_within(name, ("tracekern",)) and name != "tracekern"
+        is_ours = is_within(name, ("tracekern",))
         is_torch = is_within(name, ("torch",)) and not is_within(module, TORCH_ALLOWED)
-        if is_torch or (is_ours and not is_within(name, allowed)):
+        if is_torch or name in FACADE or (is_ours and not is_within(name, allowed)):
             faults.append(f"{relative(path)}:{line}: imports {name}")
     return faults
 
@@ -149,9 +156,25 @@ def test_the_import_check_finds_planted_faults(tmp_path, monkeypatch):
         "    import torch\n"
         "    from ..record import session\n"
         "    from tracekern import _C\n"
+        "    import tracekern\n"
+        "    from tracekern import load\n"
     )
     found = [fault.split()[-1] for fault in import_faults(planted)]
-    assert found == ["torch", "tracekern.record.session", "tracekern._C"]
+    assert found == ["torch", "tracekern.record.session", "tracekern._C", "tracekern", "tracekern.load"]
+
+
+def test_no_modules_import_each_other():
+    """Neither at the top, nor inside functions, nor for types. The facade reaches everything, and is left out."""
+    paths = {module_name(path): path for path in python_files() if module_name(path) != "tracekern"}
+    graph = {
+        module: {name if name in paths else name.rpartition(".")[0] for name, _ in imports(path)}
+        & paths.keys() - {module}
+        for module, path in paths.items()
+    }
+    TopologicalSorter(graph).prepare()  # its CycleError names the modules
+    (imported, *_) = graph["tracekern.moe.run"]
+    with pytest.raises(CycleError):
+        TopologicalSorter({**graph, imported: {"tracekern.moe.run"}}).prepare()
 
 
 def test_commands_import_heavy_things_inside():
@@ -211,8 +234,18 @@ def include_faults(path: Path) -> Iterator[str]:
             yield f"{where}: includes {name}; wanted a path that starts in csrc"
         elif name not in allowed and name.split("/")[0] not in allowed:
             yield f"{where}: includes {name}; allowed: {allowed}"
-        elif name.startswith("moe/") and name.count("/") == 2 and path.parent != (CSRC / name).parent:
+        elif name.startswith("moe/") and name.count("/") >= 2 and CSRC / "moe" / name.split("/")[1] not in path.parents:
             yield f"{where}: includes {name}; families do not know each other"
+
+
+KEPT_FOR_COMPARISON = re.compile(r'#\s*include\s+"(moe/\w+/(?:worklog|contract)/[^"]+)"')
+
+
+def test_kernels_of_the_product_know_none_that_are_kept_for_comparison():
+    """Only the list of a family's kernels has both."""
+    product = [path for path in cxx_files() if not {"worklog", "contract"} & set(path.parts)]
+    users = {relative(path) for path in product if KEPT_FOR_COMPARISON.search(path.read_text())}
+    assert users == {"csrc/moe/p2p/kernels.h", "csrc/moe/gemm/kernels.h"}
 
 
 def test_csrc_knows_no_torch_and_pybind_only_in_apis():
@@ -259,6 +292,13 @@ def test_vendor_words_stand_in_platform_alone():
 
 def test_kernels_leave_memory_order_to_comm():
     assert words_outside({"platform", "trace", "comm"}, MEMORY_ORDER) == []
+
+
+def test_the_segment_alone_writes_its_header():
+    written = re.compile(r"""header\[[^]]+\] *[-+|]?=[^=]""")
+    found = {relative(path) for path in python_files() if written.search(path.read_text())}
+    assert {name for name in found if not name.startswith("tracekern/segment/")} == set()
+    assert "tracekern/segment/writer.py" in found
 
 
 def test_files_are_short():

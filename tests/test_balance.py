@@ -17,8 +17,8 @@ from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_ti
 import tracekern
 from tracekern.analysis.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
 from tracekern.analysis.findings import analyze
+from tracekern.moe.options import MoeRun
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import DTYPES
 from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import EventClass, EventType, Field, Spans, Timeline

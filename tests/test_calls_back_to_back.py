@@ -16,7 +16,7 @@ from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.moe.calls import BATCHES_TOKENS
 from tracekern.moe.calls_back_to_back import CALLS_AT_ONCE
-from tracekern.moe.run import MoeRun
+from tracekern.moe.options import MoeRun
 from tracekern.moe.wire import busiest_bytes, count_rows, least_call_us
 from tracekern.timeline.model import Timeline
 

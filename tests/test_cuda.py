@@ -15,7 +15,7 @@ from tracekern.comm.cuda import open_cuda
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe import worker
-from tracekern.moe.run import MoeRun
+from tracekern.moe.options import MoeRun
 from tracekern.record.overhead import find_device
 from tracekern.record.session import capture
 

@@ -23,7 +23,9 @@ from tests.test_run_limits import command
 from tracekern.cli import run as cli_run
 from tracekern.errors import BadInput
 from tracekern.launcher.spawner import Spawner
-from tracekern.moe.run import WORKER, MoeRun, RunReport
+from tracekern.moe.options import MoeRun
+from tracekern.moe.reports import RunReport
+from tracekern.moe.run import WORKER
 from tracekern.segment import directory_lock
 from tracekern.segment.directory_lock import LOCK_NAME, DirectoryLock, locked
 

@@ -24,10 +24,10 @@ from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD, FLAG_VALUE_BITS, INTERRUPTED
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.moe.experts import draw_experts
+from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import MoeShape
 from tracekern.record.session import Capture, capture
 from tracekern.timeline.iterations import LaunchIterations

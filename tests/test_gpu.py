@@ -17,10 +17,11 @@ from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.launcher.spawner import Spawner
 from tracekern.moe.experts import draw_experts
+from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.pipeline import SPARE_SMS
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import WORKER, MoeRun, run
+from tracekern.moe.run import WORKER, run
 from tracekern.moe.shape import MoeShape
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
 from tracekern.record.session import capture

@@ -11,7 +11,8 @@ import torch
 import tracekern
 from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.low_latency.pipeline import DISPATCH_DTYPES
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 8
@@ -54,7 +55,7 @@ def test_a_run_is_the_reference_and_its_experts_are_on_record(tmp_path, dispatch
     assert report.ok, report.errors
     assert report.placement == f"{RANKS} ranks resident on one GPU"
     timeline = tracekern.load(tmp_path)
-    assert {problem.kind for problem in timeline.problems} <= {"dense_probes"}
+    assert {problem.kind for problem in timeline.problems} <= {"dense_probes", "held_up_launch"}
     assert {"copy_token", "preload", "sweep", "epilogue"} <= {event.name for event in timeline.events}
     assert ("dequantise" in {launch.name for launch in timeline.launches}) == (dispatch_dtype == 1)
     assert len(timeline.rows_of("scale_token")) == 0

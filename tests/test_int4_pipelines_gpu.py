@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import tracekern
+from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.run import run
 
 RANKS = 8
 pytestmark = pytest.mark.gpu

@@ -125,7 +125,7 @@ def test_every_nth_tile_has_its_steps_and_results_are_the_same_bits(tmp_path: Pa
         torch.cuda.synchronize()
     assert torch.equal(traced.view(torch.int16), untraced.view(torch.int16))
     timeline = tracekern.load(tmp_path)
-    assert {problem.kind for problem in timeline.problems} <= {"cycle_clock", "dense_probes"}
+    assert {problem.kind for problem in timeline.problems} <= {"cycle_clock", "dense_probes", "held_up_launch"}
     tiles, groups = sum(-(-count // 8) for count in counts) * outputs // 128, channels // 64
     sweeps = -(-tiles // 3) * 4 * 2
     parks = 2 if staging == "pinned" else 1
@@ -170,4 +170,4 @@ def test_a_run_of_ranks_records_steps(command_line, tmp_path: Path, clock):
     assert done.returncode == 0, done.stderr
     timeline = tracekern.load(tmp_path / "capture")
     assert len(timeline.rows_of("multiply"))
-    assert {problem.kind for problem in timeline.problems} <= {"cycle_clock", "dense_probes"}
+    assert {problem.kind for problem in timeline.problems} <= {"cycle_clock", "dense_probes", "held_up_launch"}

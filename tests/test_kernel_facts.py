@@ -23,9 +23,9 @@ from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.settings import FACTS
+from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import MoeShape
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, field_values
 

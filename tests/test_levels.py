@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from toolchains import CSRC, NVCC, ROOT, compile_cached, program
+from toolchains import CSRC, NVCC, ROOT, SAMPLE, compile_cached, program
 
 import tracekern
 from tracekern.errors import BadInput
@@ -136,7 +136,7 @@ def ptx_kernels(tmp_path_factory) -> dict[str, list[str]]:
     guide = (ROOT / "docs" / "instrumenting.md").read_text()
     ring = next(block.split("```")[0] for block in guide.split("```cuda")[1:] if "TK_SEQUENCE" in block)
     source.write_text(KERNEL.replace("RING_OF_THE_GUIDE", ring))
-    command = tuple(word.replace("c++20", "c++17") for word in NVCC if word != "-DTK_SAMPLE")
+    command = tuple(word.replace("c++20", "c++17") for word in NVCC if word not in SAMPLE)
     bodies = re.split(r"\.entry ", compile_cached((*command, "-ptx"), source, ".ptx", CSRC).read_text())[1:]
     return {name: [body for body in bodies if name in body.partition("(")[0]] for name in ("copy", "wait_rows", "ring")}
 

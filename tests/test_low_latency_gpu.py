@@ -10,7 +10,8 @@ import torch
 
 import tracekern
 from tracekern.launcher.launch import launch_ranks
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 8

@@ -19,7 +19,7 @@ from tests.kernels import TrackWriter
 from tests.on_error_ranks import IN_VAIN, LIMIT_S, OWN_EXIT
 from tests.test_resident import on_ranks
 from tests.test_session import TABLE, launch
-from tracekern.comm.resident import rank_of_thread
+from tracekern.comm.this_thread import rank_of_thread
 from tracekern.errors import BadInput
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 from opening import ask, location_of, opened, path_of_trace
 from typer.testing import CliRunner
-from waiting import LONG_S, free_port
+from waiting import LONG_S
 
 from tracekern.cli.app import app
+from tracekern.launcher.rendezvous import free_port
 from tracekern.viewers import local_server, perfetto_ui, serve
 
 LARGE = 50_000_000

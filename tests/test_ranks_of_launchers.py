@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import free_port
 from tracekern.comm.group import Group
 from tracekern.comm.launcher_environment import local_rank
 from tracekern.dump.reader import peek_metadata
 from tracekern.errors import BadInput
+from tracekern.launcher.rendezvous import free_port
 from tracekern.record.session import capture
 
 SLURM_STEP = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}

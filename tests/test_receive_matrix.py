@@ -14,8 +14,8 @@ from timelines import EVENTS, make_spans, make_timeline, overwrite_begins
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.formatting import duration
+from tracekern.moe.options import MoeRun
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
 from tracekern.timeline.select import select

@@ -16,7 +16,8 @@ import tracekern
 from tests.waiting import wait_until
 from tracekern.comm import resident
 from tracekern.comm.group import Group
-from tracekern.comm.resident import Residents, rank_of_thread
+from tracekern.comm.resident import Residents
+from tracekern.comm.this_thread import rank_of_thread
 from tracekern.errors import BadInput, PeerLost
 from tracekern.gate.run import read_run
 from tracekern.launcher.launch import RankExit, launch_ranks

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from trace_processor import TraceProcessor, assert_no_loss
-from waiting import free_port
 
 import tracekern
 from tests.warm_ranks import run_moe
@@ -22,8 +21,11 @@ from tracekern.analysis.findings import analyze
 from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.launcher.rendezvous import free_port
+from tracekern.moe.options import MoeRun
+from tracekern.moe.reports import RankReport, RunReport
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun, RankReport, RunReport, _explain, _find_followers
+from tracekern.moe.run import _explain, _find_followers
 from tracekern.timeline.model import OPEN_END, EventClass
 from tracekern.viewers.report.headlines import headlines
 

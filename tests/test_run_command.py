@@ -21,8 +21,9 @@ from tracekern.analysis.summary import EventSummary, Summary
 from tracekern.cli.run import _longest_wait, _plans_of_all, _print, _Result
 from tracekern.dump.format import SEGMENT_MAGIC
 from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
+from tracekern.moe.options import MoeRun
+from tracekern.moe.reports import RunReport
 from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.run import MoeRun, RunReport
 
 SMALL = ("--ranks", 4, "--tokens", 12, "--hidden", 96, "--experts", 8, "--topk", 3, "--iterations", 2)
 TOPK = 3

@@ -23,7 +23,9 @@ from tracekern.launcher import start
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
 from tracekern.launcher.watch import PHASES, Limits, Watch
-from tracekern.moe.run import MoeRun, RunReport, _limits, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.reports import RunReport
+from tracekern.moe.run import _limits, run
 from tracekern.record.session import CLOSE_TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,7 +30,6 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_LEADER_WAITS_S", "_FOLLOWER_WAITS_S", "_LEADER_WAITS_AT_MOST_S", "_FOLLOWER_PAUSES_S"):
         monkeypatch.setattr(sampling_schedule, name, 1e6)
     monkeypatch.setattr(sampling_schedule, "_LEADER_PAUSES", 10**6)
-    monkeypatch.setattr(sampling_schedule, "_LAST_WORD_S", 20.0)
 
 
 def soon(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -105,7 +104,7 @@ def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter], m
 
 
 def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: list[SegmentWriter], monkeypatch):
-    soon(monkeypatch, "_LEADER_WAITS_S", "_FOLLOWER_WAITS_S", "_LAST_WORD_S")
+    soon(monkeypatch, "_LEADER_WAITS_S", "_FOLLOWER_WAITS_S")
     leader, follower = schedules(segments)
     assert ask_for(follower, 1) == [False], "rank 0 is still inside a kernel"
     monkeypatch.setattr(sampling_schedule, "_FOLLOWER_WAITS_S", 1e6)
@@ -129,14 +128,15 @@ def test_rank_0_waits_for_all_of_them():
 def test_what_rank_0_says_as_one_gives_up_counts(segments: list[SegmentWriter], monkeypatch):
     """It had looked just before; it samples, and would wait for that rank."""
     soon(monkeypatch, "_FOLLOWER_WAITS_S")
-    monkeypatch.setattr(sampling_schedule, "_LAST_WORD_S", 1e6)
     _, follower = schedules(segments)
     answers: list[bool] = []
+    segments[0].header["ready_launch"] = 1
     segments[1].header["ready_launch"] = 7  # so that 0 is its own word
     waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
     waits.start()
     while segments[1].header["ready_launch"] != 0:
         time.sleep(0.001)
+    time.sleep(0.3)  # rank 0 stands still
     segments[0].header["decision"] = 1 << 32 | 1
     waits.join()
     assert answers == [True]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from toolchains import sanitizer
 
+from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES
-from tracekern.moe.run import MoeRun
 
 
 def sanitize(tool: str, variant: str, directory: str, expert: str = "scale") -> None:

@@ -17,10 +17,10 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.family import blocks_by_stage
+from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.p2p.reference import expected
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import MoeRun
 from tracekern.moe.shape import MoeShape
 
 RANKS = 2

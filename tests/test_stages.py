@@ -14,6 +14,7 @@ from timelines import BARRIER, COPY, LAUNCH, SIGNAL, WAIT, make_launch, make_spa
 
 from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.stages import StageTimes, stage_times
+from tracekern.analysis.time_shares import share_time
 from tracekern.formatting import duration
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, TrackKind
@@ -163,7 +164,7 @@ def test_report_and_info_print_the_table(command, command_line):
     assert printed[place].endswith(about)
     head = "calls rank 0 rank 1 rank 2 rank 3 p90 mean longest / mean stage longest on"
     assert " ".join(printed[place + 1].split()) == head
-    send = found.stages[1]
+    send = found.stages[0]
     of_rank_3 = duration(send.p90_ns[3])
     cells = [
         "5",
@@ -174,7 +175,7 @@ def test_report_and_info_print_the_table(command, command_line):
         "dispatch_send",
         "rank 3",
     ]
-    assert " ".join(printed[place + 3].split()) == " ".join(cells)
+    assert " ".join(printed[place + 2].split()) == " ".join(cells)
 
 
 def test_medians_are_those_of_the_launches_on_record():
@@ -186,7 +187,7 @@ def test_medians_are_those_of_the_launches_on_record():
             launch = timeline.launches[spans.launch[idx]]
             took[launch.name, launch.rank, launch.sequence] = int(spans.end[idx] - spans.start[idx])
     names = [name for name in dict.fromkeys(name for name, *_ in took) if name != "rank_barrier"]
-    for row in found.stages[1:]:
+    for row in found.stages:
         for rank, median in zip(found.ranks, row.median_ns, strict=True):
             calls = sorted(took[row.stage, rank, call] for call in range(1, 6))
             assert median == np.median(calls)
@@ -200,7 +201,7 @@ def test_both_have_it_as_data_and_of_a_window_the_calls_that_reach_into_it_count
     assert json.loads(command_line("info", TRACES / "h200x4", "--json").stdout)["stages"] == whole.as_dict()
     window = "2689us:3874us"  # leaves out the first iteration
     told = json.loads(command_line("report", TRACES / "h200x4", "--window", window, "--json").stdout)["stages"]
-    assert [row["median_ns"] for row in told["stages"]] == [list(row.median_ns) for row in whole.stages[1:]]
+    assert [row["median_ns"] for row in told["stages"]] == [list(row.median_ns) for row in whole.stages]
     assert not told["is_first_left_out"]
     assert all(of_window < of_all for of_window, of_all in zip(told["kernel_ns"], whole.kernel_ns, strict=True))
 
@@ -210,8 +211,8 @@ def test_the_page_says_where_ranks_differ_most_and_for_how_much_nobody_works():
     page = report_page(found, "late", "late", "open").replace("\u00a0", " ")
     part = page[page.index('id="stages"') :].partition("</section>")[0]
     assert "The slowest rank exceeds the mean most in <b>dispatch_send</b>: <b>1.46 x</b> 147 us." in part
-    assert "no warp works in this share of the kernels&#x27; time: 62 % on rank 0 (292 us)" in part.replace("No", "no")
-    cells = "".join(f'<td class="number">{duration(ns)}</td>' for ns in found.stages.stages[1].idle_ns)
+    assert "no warp works in this share of the kernels&#x27; time: 57 % on rank 0 (233 us)" in part.replace("No", "no")
+    cells = "".join(f'<td class="number">{duration(ns)}</td>' for ns in found.stages.stages[0].idle_ns)
     assert f'<td>dispatch_send</td><td>rank 3</td><td class="number">5</td>{cells}' in part
 
 
@@ -222,7 +223,15 @@ def test_the_page_says_where_ranks_differ_most_and_for_how_much_nobody_works():
         ("h100x2_pipelined", "<b>dispatch_combine</b>: <b>1.70 x</b>"),
     ],
 )
-def test_a_barrier_at_the_start_is_not_where_ranks_differ_most(name: str, said: str):
+def test_a_barrier_at_the_start_counts_nowhere(name: str, said: str):
     found = Findings(load(TRACES / name))
-    assert [row.stage for row in found.stages.stages if row.is_start_up] == ["rank_barrier"]
+    assert "rank_barrier" not in [row.stage for row in found.stages.stages]
     assert f"The slowest rank exceeds the mean most in {said}" in draw(found).text.replace("\u00a0", " ")
+    timeline = found.timeline
+    is_barrier = np.array([*(launch.name == "rank_barrier" for launch in timeline.launches), False])
+    without = share_time(timeline.replace(spans=timeline.spans.take(~is_barrier[timeline.spans.launch])))
+    assert without.total.tolist() == found.time.total.tolist()
+    assert found.phases
+    assert not any(phase.phase.stage == "rank_barrier" for phase in found.phases)
+    waits = sum(phase.sum_ns for phase in found.phases)
+    assert 0 < waits < int(found.waits.wait_ns.sum())

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from attack import SAMPLED_NUMBERS, SLOW, VARIANTS, Shape, assert_right, stress
-from toolchains import SAMPLE
-
-POISON = ("-O2", "-DTK_POISON_CONSUMED", *SAMPLE)
+from attack import PROMPT, SAMPLED_NUMBERS, SLOW, VARIANTS, Shape, assert_right, stress
 
 LAYOUTS = [(1, 1, 1), (1, 5, 3), (2, 1, 1), (2, 8, 1), (3, 2, 4), (5, 1, 7), (8, 8, 4)]
 """ranks, blocks, warps"""
@@ -18,7 +15,7 @@ LAYOUTS = [(1, 1, 1), (1, 5, 3), (2, 1, 1), (2, 8, 1), (3, 2, 4), (5, 1, 7), (8,
 @pytest.mark.parametrize("number", SAMPLED_NUMBERS)
 def test_a_thousand_calls_in_a_row(variant, number):
     shape = Shape(ranks=4, blocks=3, warps=2, tokens=12, hidden=24, experts=8, topk=3, iterations=1000)
-    assert_right(stress(POISON, variant, number, "fibers", shape))
+    assert_right(stress(SLOW, variant, number, "fibers", shape, PROMPT))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -33,7 +30,7 @@ def test_any_number_of_ranks_blocks_and_warps(executor, ranks, blocks, warps):
     shape = Shape(ranks, blocks, warps, tokens=6, hidden=10, experts=ranks * 2, topk=2)
     shape = Shape(**{**vars(shape), "iterations": 40 if executor == "fibers" else 4})
     for variant in VARIANTS:
-        assert_right(stress(POISON, variant, "bf16", executor, shape))
+        assert_right(stress(SLOW, variant, "bf16", executor, shape, PROMPT))
 
 
 @pytest.fixture
@@ -49,13 +46,13 @@ def one_core():
 def test_one_core_is_enough(executor):
     shape = Shape(ranks=4, blocks=3, warps=2, experts=8, iterations=8)
     for variant in VARIANTS:
-        assert_right(stress(POISON, variant, "bf16", executor, shape))
+        assert_right(stress(SLOW, variant, "bf16", executor, shape, PROMPT))
 
 
 def test_tracks_that_overflow_stay_in_their_region():
     shape = Shape(ranks=2, blocks=1, warps=1, tokens=64, experts=4, topk=4, iterations=20)
     for variant in VARIANTS:
-        assert_right(stress(POISON, variant, "bf16", "fibers", shape, "trace=on"))
+        assert_right(stress(SLOW, variant, "bf16", "fibers", shape, "trace=on", PROMPT))
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(900)  # the compiler's minutes included
 
 RIVAL_TIMED_OUT, CUDA_ERROR = 5, 6
 
-# One number type with all record formats, which TK_SAMPLE would not have. The host's sums must stay two roundings.
+# One number type with all record formats, which SAMPLE would not have. The host's sums must stay two roundings.
 ALL_FORMATS = tuple(word for word in NVCC if word not in SAMPLE)
 ATTACKED = ("-O2", "-Xcompiler", "-ffp-contract=off", "-DTK_RANDOM_DELAYS", "-DTK_PLANTED_FAULTS", "--split-compile=0")
 NUMBERS = () if SAMPLE else ("-DTK_ALL_NUMBERS",)

@@ -15,7 +15,7 @@ from rank_pool import RankPool
 
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
-from tracekern.comm.resident import rank_of_thread
+from tracekern.comm.this_thread import rank_of_thread
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.launcher.resident import run_residents
 from tracekern.moe.p2p.pipeline import P2PPipeline

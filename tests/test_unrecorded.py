@@ -13,7 +13,8 @@ from tracekern.analysis.findings import analyze
 from tracekern.comm.device import HostDevice
 from tracekern.dump.reader import peek_metadata
 from tracekern.moe.calls import num_counted
-from tracekern.moe.run import MoeRun, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.run import run
 from tracekern.record.session import capture
 from tracekern.segment.unrecorded import why_refused
 from tracekern.timeline.load import load

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from elf import read_sections
-from toolchains import GXX, NVCC, ROOT, compile_cached
+from toolchains import GXX, NVCC, ROOT, SAMPLE, compile_cached
 
 import tracekern
 from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
@@ -83,7 +83,7 @@ def test_who_came_last_is_charged(tmp_path: Path):
 def test_untraced_they_are_the_barriers_themselves(tmp_path: Path):
     source = tmp_path / "meet.cu"
     source.write_text(KERNEL)
-    command = tuple(word.replace("c++20", "c++17") for word in NVCC if word != "-DTK_SAMPLE")
+    command = tuple(word.replace("c++20", "c++17") for word in NVCC if word not in SAMPLE)
     sections = read_sections(compile_cached((*command, "-cubin"), source, ".cubin"))
     plain, *meet = sorted(
         ((name, section.data) for name, section in sections.items() if name.startswith(".text.")),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,15 +16,6 @@ def wait_until(condition: Callable[[], object], limit_s: float = LONG_S) -> None
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s"
         time.sleep(0.005)
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has. The system itself gives ports from 32768 up, to any program at any time."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
 
 
 def in_a_while(act: Callable[[], object], duration_s: float = 0.5) -> None:

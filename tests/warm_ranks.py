@@ -18,7 +18,9 @@ import tracekern.record.session  # noqa: F401 - for the forks
 from tracekern import _C  # noqa: F401 - for the forks
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
-from tracekern.moe.run import WORKER, MoeRun, RunReport, run
+from tracekern.moe.options import MoeRun
+from tracekern.moe.reports import RunReport
+from tracekern.moe.run import WORKER, run
 
 PROGRAM = "RANK_PROGRAM"
 

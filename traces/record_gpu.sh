@@ -1,10 +1,10 @@
 #!/bin/sh
-# Records traces of all GPUs of this machine, one rank a GPU: traces/h200x8 (three calls), traces/h200x8_late_host (six,
-# with the lanes of torch.profiler, and merged without alignment for contrast), and traces/h200x8_pipelined and
-# traces/h200x8_low_latency, whose last rank begins each call 300 us late; or what the GPUs and their number are. Each
-# with the machine and the date beside it. Run behind `make gpu-check`, which builds.
+# Records traces of all GPUs of this machine, one rank a GPU, each with the machine and the date beside it:
+# traces/h200x8_pipelined, _reduce and _low_latency (twelve calls back to back), _disturbed_host and _disturbed_link
+# (calls that hosts start one after the other, one host late or one link busy); or what the GPUs and their number are. Run behind
+# `make gpu-check`, which builds.
 #
-#   traces/record_gpu.sh [plain] [late_host] [pipelined] [low_latency]     all of them where none is named
+#   traces/record_gpu.sh [pipelined] [reduce] [low_latency] [disturbed]     all of them where none is named
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -16,52 +16,44 @@ versions=$($python -c 'import torch; print(f"CUDA {torch.version.cuda}, torch {t
 card=$(echo "$gpu" | sed -E 's/^NVIDIA ([A-Z0-9]+).*/\1/' | tr 'A-Z' 'a-z')
 name=${card}x$ranks
 
-# record DIRECTORY OPTIONS: one run of the bundled pipeline, and what the README of its capture says first.
-record() {
-    directory=traces/$1
-    shift
-    command="run moe --backend cuda --ranks $ranks $* -o $directory"
-    rm -rf "$directory"
-    $python -m tracekern $command
-    cat > "$directory/README.md" <<END
+# describe DIRECTORY COMMAND: what the README of a capture says first.
+describe() {
+    cat > "$1/README.md" <<END
 Made by \`traces/record_gpu.sh\` on $(date -u +%Y-%m-%d): $ranks $gpu of one host, driver $driver, $versions.
 
-    tracekern $command
+    $2
 
 END
 }
 
-balanced="--variant balanced --tokens 32 --hidden 7168 --experts 64 --topk 4 --routing zipf --seed 7 --blocks 16 --warps 8"
-late="--late-rank $((ranks - 1)) --late-us 300"
-
-plain() {
-    record "$name" $balanced --iterations 3
+# back_to_back VARIANT OPTIONS: one run of the bundled pipeline.
+back_to_back() {
+    directory=traces/${name}_$1
+    command="run moe --backend cuda --ranks $ranks --variant $* -o $directory"
+    rm -rf "$directory"
+    $python -m tracekern $command
+    describe "$directory" "tracekern $command"
     cat >> "$directory/README.md" <<END
-Open \`trace.pftrace.gz\` with \`tracekern open\`, or merge the capture again: \`tracekern export $directory -o again.pftrace.gz\`.
-The long \`wait_counts\` spans show launches that came late: each stage of each call is started from Python.
+Twelve calls back to back, behind a barrier each. \`tracekern open $directory\` shows a typical one.
 END
 }
+few="--tokens 64 --hidden 7168 --experts 64 --topk 8 --routing uniform --even --blocks 32 --warps 8 --iterations 12"
+pipelined() { back_to_back pipelined $few; }
+reduce() { back_to_back reduce $few; }
+low_latency() { back_to_back low_latency --tokens 1 --hidden 7168 --experts 256 --topk 8 --iterations 12; }
 
-late_host() {
-    record "${name}_late_host" $balanced --iterations 6 --torch-profiler
-    $python -m tracekern export "$directory" --unaligned -o "$directory/unaligned.pftrace.gz"
-    cat >> "$directory/README.md" <<END
-\`trace.pftrace.gz\` is the merged trace, \`unaligned.pftrace.gz\` the same with every GPU on its own clock, for contrast:
-
-    tracekern export $directory --unaligned -o $directory/unaligned.pftrace.gz
-
-[docs/walkthrough.md](../../docs/walkthrough.md) walks through such a capture.
-END
+disturbed() {
+    command="python benchmarks/disturbed.py --ranks $ranks --tokens 64 --calls 5"
+    $python ${command#python } --keep build/disturbed
+    for which in "late host" "busy link"; do
+        directory=traces/${name}_disturbed_${which#* }
+        rm -rf "$directory"
+        mv "build/disturbed/$which" "$directory"
+        $python -m tracekern export "$directory" -o "$directory/trace.pftrace.gz"
+        describe "$directory" "$command"
+    done
+    echo "The host of rank $((ranks - 1)) sleeps 300 us before each call." >> "traces/${name}_disturbed_host/README.md"
+    echo "Rank 0 copies to the GPU of rank 1 while calls run." >> "traces/${name}_disturbed_link/README.md"
 }
 
-# late_rank VARIANT OPTIONS
-late_rank() {
-    record "${name}_$1" --variant $* $late
-    cat >> "$directory/README.md" <<END
-Rank $((ranks - 1)) begins each call 300 us later than the others. Ask who was late: \`tracekern report $directory\`.
-END
-}
-pipelined() { late_rank pipelined --tokens 32 --hidden 7168 --experts 64 --topk 4 --blocks 16 --warps 8 --iterations 3; }
-low_latency() { late_rank low_latency --tokens 8 --hidden 7168 --experts 64 --topk 8 --blocks 16 --iterations 3; }
-
-for which in ${*:-plain late_host pipelined low_latency}; do $which; done
+for which in ${*:-pipelined reduce low_latency disturbed}; do $which; done

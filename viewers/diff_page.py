@@ -100,7 +100,7 @@ def _phases(sides: tuple[Side, Side]) -> Part:
     if not names:
         return Part("phases", "Phases", question, Answer("No phase is on record."))
     shown = names[:_MAX_PHASES]
-    medians = [[phase.p50_ns if (phase := of.get(name)) else 0.0 for name in shown] for of in (ours, theirs)]
+    medians = [[phase.p50_ns if (phase := side.get(name)) else 0.0 for name in shown] for side in (ours, theirs)]
     unit, size = time_scale([value for side in medians for value in side])
     bars = [
         (side, color, pattern, [value / size for value in values], [duration(value) for value in values])
@@ -148,16 +148,16 @@ def _causes(sides: tuple[Side, Side]) -> Part:
         notes = {side.findings.answer.note for side in sides if side.findings.answer.note}
         why = f": {escape('; '.join(sorted(notes)))}" if notes else ""
         return Part("cause", "Cause", question, Answer(f"What a cause costs cannot be said on either side{why}."))
-    unit, size = time_scale([of.get(name, 0) for name in names for of in (ours, theirs)])
+    unit, size = time_scale([side.get(name, 0) for name in names for side in (ours, theirs)])
     bars = [
         (
             side,
             color,
             pattern,
-            [of.get(name, 0) / size for name in names],
-            [duration(of.get(name, 0)) for name in names],
+            [values.get(name, 0) / size for name in names],
+            [duration(values.get(name, 0)) for name in names],
         )
-        for side, color, pattern, of in zip("AB", ("--work", "--wait"), ("", "/"), (ours, theirs), strict=True)
+        for side, color, pattern, values in zip("AB", ("--work", "--wait"), ("", "/"), (ours, theirs), strict=True)
     ]
     axis = f"{unit} that the run would be shorter without"
     figure = grouped_bars(names, bars, axis=axis, says="What the run would save without each cause, A and B")

@@ -19,7 +19,9 @@ TK_DEVICE void perturb(Warp& warp) {
     }
 }
     #else
+inline bool has_delays = true;  // set before anything is launched
 inline void perturb(Warp& warp) {
+    if (!has_delays) return;
     // Every thread of every launch draws delays of its own. Relaxed: the counter must order nothing.
     static std::atomic<uint64_t> num_threads = 0;
     static thread_local uint64_t state =

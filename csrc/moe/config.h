@@ -38,7 +38,7 @@ inline constexpr uint32_t kNumberBytes[] = {4, 2, 2};
 template <class F>
 void with_number_type(NumberType number, F f) {
     if (number == NumberType::bf16) return f.template operator()<BFloat16>();
-#ifdef TK_SAMPLE  // for tests that compile often
+#ifdef TK_ONE_NUMBER  // for tests that compile often
     throw std::invalid_argument("built for bf16 alone");
 #else
     if (number == NumberType::fp32) return f.template operator()<float>();

@@ -48,23 +48,20 @@ private:
     uint64_t bits_;
 };
 
-// The formats that a capture asks for.
-#ifdef TK_SAMPLE  // for tests that compile often
-inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span};
-#else
-inline constexpr RecordFormat kCaptureFormats[] = {RecordFormat::span, RecordFormat::ring, RecordFormat::cycles};
+#ifndef TK_FORMATS  // fewer are for tests that compile often
+    #define TK_FORMATS RecordFormat::span, RecordFormat::ring, RecordFormat::cycles
 #endif
+// The formats that a capture asks for.
+inline constexpr RecordFormat kCaptureFormats[] = {TK_FORMATS};
 
 namespace detail {
 
 template <class... Recs>
 struct Bodies {};
 
-#ifdef TK_SAMPLE
-using EveryBody = Bodies<Recorder<true>>;
-#else
-using EveryBody = Bodies<Recorder<true>, Recorder<true, RecordFormat::ring>, Recorder<true, RecordFormat::cycles>>;
-#endif
+template <RecordFormat... kFormats>
+using BodiesOfFormats = Bodies<Recorder<true, kFormats>...>;
+using EveryBody = BodiesOfFormats<TK_FORMATS>;
 
 // What with_recorder<Recs...>() picks from.
 template <class... Recs>

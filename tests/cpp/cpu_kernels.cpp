@@ -1,5 +1,6 @@
-// The bundled kernels of the CPU backend as functions of their own, each with all it calls inlined, for
-// test_zero_cost.py to compare.
+// Bundled kernels of the CPU backend as functions of their own, each with all it calls inlined, for test_zero_cost.py
+// to compare. Of the variants those between which all code of the family is reached. -DTK_UNTRACED leaves out the
+// traced ones.
 #include "moe/p2p/kernels.h"
 
 using namespace tracekern;
@@ -8,9 +9,13 @@ using namespace tracekern;
     extern "C" __attribute__((flatten)) void name##_##suffix(Warp& warp, const P2PArgs& args, Rec::Args trace) { \
         __VA_ARGS__::run<Rec>(warp, args, trace);                                                                \
     }
-#define TK_CPU_KERNELS(name, ...)                          \
-    TK_CPU_KERNEL(name, off, Recorder<false>, __VA_ARGS__) \
-    TK_CPU_KERNEL(name, span, Recorder<true>, __VA_ARGS__)
+#ifdef TK_UNTRACED
+    #define TK_CPU_KERNELS(name, ...) TK_CPU_KERNEL(name, off, Recorder<false>, __VA_ARGS__)
+#else
+    #define TK_CPU_KERNELS(name, ...)                          \
+        TK_CPU_KERNEL(name, off, Recorder<false>, __VA_ARGS__) \
+        TK_CPU_KERNEL(name, span, Recorder<true>, __VA_ARGS__)
+#endif
 
 #define TK_CPU_VARIANT(variant)                                                           \
     TK_CPU_KERNELS(dispatch_send_##variant, P2PDispatchSend<P2PVariant::variant>)         \
@@ -19,15 +24,10 @@ using namespace tracekern;
     TK_CPU_KERNELS(combine_recv_##variant, P2PCombineRecv<BFloat16, P2PVariant::variant>)
 
 TK_CPU_VARIANT(flag)
-TK_CPU_VARIANT(token)
-TK_CPU_VARIANT(fused)
 TK_CPU_VARIANT(balanced)
 
-#define TK_CPU_DEDUP(variant)                                            \
-    TK_CPU_KERNELS(dispatch_##variant, P2PDispatch<P2PVariant::variant>) \
-    TK_CPU_KERNELS(combine_##variant, P2PCombine<BFloat16, P2PVariant::variant>)
-
-TK_CPU_DEDUP(dedup)
-TK_CPU_DEDUP(reduce)
+TK_CPU_KERNELS(dispatch, P2PDispatch)
+TK_CPU_KERNELS(combine_dedup, P2PCombine<BFloat16, ResultOfEachChoice>)
+TK_CPU_KERNELS(combine_reduce, P2PCombine<BFloat16, SumOfEachRank>)
 TK_CPU_KERNELS(dispatch_combine, P2PDispatchCombine<BFloat16>)
 TK_CPU_KERNELS(scale_experts, P2PScaleExperts<BFloat16>)

@@ -43,8 +43,8 @@ int main(int argc, char** argv) {
         for (uint32_t i = 0; i < num_warps; ++i) {
             NoBlock context;
             const Warp warp(context, block, num_blocks, i, num_warps);
-            print_roles<P2PDispatch<P2PVariant::dedup>, P2PRole::send, P2PRole::receive>(warp);
-            print_roles<P2PCombine<float, P2PVariant::dedup>, P2PRole::send, P2PRole::reduce>(warp);
+            print_roles<P2PDispatch, P2PRole::send, P2PRole::receive>(warp);
+            print_roles<P2PCombine<float, ResultOfEachChoice>, P2PRole::send, P2PRole::reduce>(warp);
             print_roles<P2PDispatchCombine<float>, P2PRole::token, P2PRole::expert>(warp);
         }
     }

@@ -14,10 +14,14 @@ inline void plant(PlantedFault fault) {
 
 // Options that the programs of this backend have besides:
 //   abort_at=N  another rank gives up just before look N at an abort word, counted from 0 over all ranks
+//   delays=off  none, in a program that has them
 inline OptionSetters cpu_setters() {
     OptionSetters setters;
 #ifdef TK_PLANTED_FAULTS
     setters["abort_at"] = [](const std::string& value) { looks_until_abort = std::stoll(value); };
+#endif
+#ifdef TK_RANDOM_DELAYS
+    setters["delays"] = [](const std::string& value) { has_delays = value != "off"; };
 #endif
     return setters;
 }

@@ -118,6 +118,12 @@ class Findings:
         return every.take(np.flatnonzero(reaches_into(self.window, begin, begin + every.wait_ns)))
 
     @cached_property
+    def _counted_waits(self) -> Waits:
+        """The waits without those of start-up, which nothing is charged for."""
+        is_start_up = self._is_start_up[self.waits.launch]
+        return self.waits.take(np.flatnonzero(~is_start_up)) if is_start_up.any() else self.waits
+
+    @cached_property
     def _ended_waits(self) -> Waits:
         """What replays and paths follow."""
         return _without_endless(self.every_wait)
@@ -125,12 +131,12 @@ class Findings:
     @cached_property
     def phases(self) -> tuple[WaitStatistic, ...]:
         """Waits by phase, largest sum first."""
-        return wait_statistics(self.waits, by=("phase",))
+        return wait_statistics(self._counted_waits, by=("phase",))
 
     @cached_property
     def blames(self) -> tuple[Blame, ...]:
         """How much waiting each rank caused by coming late."""
-        return blame_ranks(self.timeline, self.waits)
+        return blame_ranks(self.timeline, self._counted_waits)
 
     @cached_property
     def verdict(self) -> Worst:
@@ -140,7 +146,7 @@ class Findings:
     @cached_property
     def matrix(self) -> WaitMatrix:
         """How long each rank waited for each other."""
-        return wait_matrix(self.timeline, self.waits)
+        return wait_matrix(self.timeline, self._counted_waits)
 
     @cached_property
     def full_rings(self) -> tuple[FullRing, ...]:

@@ -7,7 +7,7 @@ that started to the last that ended; nothing is compared across clocks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tracekern.analysis.groups import median_of_groups
 from tracekern.analysis.idle import idle_of_launches
 from tracekern.formatting import brief
 from tracekern.timeline.iterations import LaunchIterations
-from tracekern.timeline.model import OPEN_END, Float64, Int64, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, Float64, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.select import Window, reaches_into
 
 
@@ -32,8 +32,6 @@ class StageTime:
     """9 of 10 calls take no longer."""
     idle_ns: tuple[float, ...]
     """For how long no warp works, of calls that lack no record; nan for a rank without one."""
-    is_start_up: bool = False
-    """Whether all of its launches came before the first iteration."""
 
     @property
     def mean_ns(self) -> float:
@@ -53,7 +51,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Of the launches that ended."""
+    """Times of the launches that ended, without those of start-up."""
 
     ranks: tuple[int, ...]
     stages: tuple[StageTime, ...]
@@ -99,7 +97,7 @@ def _plain(row: StageTime) -> dict[str, Any]:
 def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
     """The times of a Timeline in ns; with a window, of the launches that reach into it."""
     iterations = LaunchIterations(timeline)
-    (launch, start, end), num_open = _ended_launches(timeline, window)
+    (launch, start, end), num_open = _ended_launches(timeline, iterations.is_start_up, window)
     ranks = tuple(rank.rank for rank in timeline.ranks)
     rank = np.array([ranks.index(timeline.launches[idx].rank) for idx in launch.tolist()], np.int64)
     records = [(timeline.launches[idx].records_lost, timeline.launches[idx].records_overwritten) for idx in launch]
@@ -116,12 +114,9 @@ def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
     idle = idle[is_counted]
     stage = iterations.stage_of_launch[launch]
     rows = [
-        replace(
-            _medians(iterations.stages[number], rank[of], length[of], idle[of], ranks),
-            is_start_up=bool(iterations.is_start_up[launch[of]].all()),
-        )
+        _medians(iterations.stages[number], rank[chosen], length[chosen], idle[chosen], ranks)
         for number in dict.fromkeys(stage.tolist())
-        for of in [stage == number]
+        for chosen in [stage == number]
     ]
     return StageTimes(
         ranks=ranks,
@@ -135,12 +130,13 @@ def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
     )
 
 
-def _ended_launches(timeline: Timeline, window: Window | None) -> tuple[tuple[Int64, Int64, Int64], int]:
-    """(launch, start, end) of those that ended, by their launches; and how many others there are."""
+def _ended_launches(
+    timeline: Timeline, is_start_up: Mask, window: Window | None
+) -> tuple[tuple[Int64, Int64, Int64], int]:
+    """Returns (launch, start, end) of those that ended, by their launches; and how many others there are."""
     spans = timeline.spans
     lanes = np.flatnonzero(timeline.tracks_of(TrackKind.LAUNCH)[spans.track] & (spans.launch >= 0))
-    is_align = np.array([launch.is_align for launch in timeline.launches], bool)
-    lanes = lanes[~is_align[spans.launch[lanes]]]
+    lanes = lanes[~is_start_up[spans.launch[lanes]]]
     lanes = lanes[reaches_into(window, spans.start[lanes], spans.end[lanes])]
     lanes = lanes[np.argsort(spans.launch[lanes], kind="stable")]
     ended = lanes[spans.end[lanes] != OPEN_END]
@@ -163,7 +159,7 @@ def _together(
     not taken for slow."""
     of_launch = iterations.of_launch[launch]
     num_launches, num_here = (
-        np.bincount(of[of >= 0], minlength=iterations.count) for of in (iterations.of_launch, of_launch)
+        np.bincount(owner[owner >= 0], minlength=iterations.count) for owner in (iterations.of_launch, of_launch)
     )
     chosen = of_launch >= 0
     chosen[chosen] = (iterations.is_whole & (num_here == num_launches))[of_launch[chosen]]

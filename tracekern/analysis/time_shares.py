@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.intervals import exposed
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Mask, Spans, Timeline, TrackKind
 from tracekern.timeline.open_spans import end_waits
 
@@ -41,15 +42,19 @@ _STALLS = (EventClass.WAIT, EventClass.SIGNAL, EventClass.SYNC)
 
 
 def share_time(timeline: Timeline) -> TimeShares:
-    """The warp time of every rank, split by what the warp did. Of spans that never closed only waits count."""
+    """Splits the warp time of every rank by what the warp did. Of spans that never closed only waits count.
+
+    Launches of start-up do not count.
+    """
     timeline = end_waits(timeline)
+    is_counted = np.append(~LaunchIterations(timeline).is_start_up, True)
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     class_idx = [_STALLS.index(event.event_class) if event.event_class in _STALLS else -1 for event in timeline.events]
     stall_of_event = np.array(class_idx, np.int8)
     of_tracks = np.zeros((len(timeline.tracks), len(_STALLS) + 3), np.int64)
     launch_start = _launch_starts(timeline, is_device)
     for _, spans in parts_by_track(timeline.spans):
-        closed = np.asarray((spans.end != OPEN_END) & is_device[spans.track], bool)
+        closed = np.asarray((spans.end != OPEN_END) & is_device[spans.track] & is_counted[spans.launch], bool)
         _add_times(of_tracks, spans.take(closed), stall_of_event, launch_start)
     of_track = timeline.track_ranks()
     ranks = tuple(rank.rank for rank in timeline.ranks)

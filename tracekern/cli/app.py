@@ -8,7 +8,7 @@ from typing import Any
 import typer
 import typer.core
 
-import tracekern
+from tracekern import __version__
 from tracekern.cli import (
     ab,
     check,
@@ -79,7 +79,7 @@ for _panel, _commands in _COMMANDS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tracekern {tracekern.__version__}")
+        typer.echo(f"tracekern {__version__}")
         raise typer.Exit
 
 

@@ -181,16 +181,15 @@ def _share(value: float) -> str:
 
 
 def _pair(a: PhaseStatistics | None, b: PhaseStatistics | None, field: str) -> list[str]:
-    values = [getattr(phase, field) if phase else None for phase in (a, b)]
-    cells = ["-" if value is None else duration(value) for value in values]
-    known = values[0] and values[1] is not None
-    return [*cells, growth(values[1] / values[0] - 1) if known else "-"]
+    before, after = (getattr(phase, field) if phase else None for phase in (a, b))
+    cells = ["-" if value is None else duration(value) for value in (before, after)]
+    return [*cells, growth(after / before - 1) if before and after is not None else "-"]
 
 
 def _end_to_end(first: RunStatistics, second: RunStatistics) -> str:
-    values = [side.metrics().get("end_to_end.p50") for side in (first, second)]
-    cells = ["unknown" if value is None else duration(value) for value in values]
-    change = f" ({growth(values[1] / values[0] - 1)})" if all(values) else ""
+    before, after = (side.metrics().get("end_to_end.p50") for side in (first, second))
+    cells = ["unknown" if value is None else duration(value) for value in (before, after)]
+    change = f" ({growth(after / before - 1)})" if before and after else ""
     counts = f"{first.num_measured} and {second.num_measured} measured"
     set_up = sorted({*first.set_up_stages, *second.set_up_stages})
     left_out = f"; set-up, not measured: {', '.join(set_up)}" if set_up else ""

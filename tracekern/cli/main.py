@@ -96,7 +96,7 @@ class _UntilReaderLeaves(io.FileIO):
     command.
     """
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:

@@ -72,8 +72,8 @@ class Command(typer.core.TyperCommand):
 
     def format_help(self, *arguments: Any) -> None:
         for parameter in self.params:
-            if text := getattr(parameter, "help", None):
-                parameter.help = _with_suffixes(text)
+            if isinstance(parameter, typer.core.TyperArgument | typer.core.TyperOption) and parameter.help:
+                parameter.help = _with_suffixes(parameter.help)
         if Console().width < _PANELS_WIDTH:
             self.rich_markup_mode = None
         super().format_help(*arguments)
@@ -134,7 +134,8 @@ class _Table(Table):
         super().add_row(*map(_printable, cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in Segment.split_lines(super().__rich_console__(console, options)):
+        parts = (part for part in super().__rich_console__(console, options) if isinstance(part, Segment))  # all are
+        for line in Segment.split_lines(parts):
             while line and not line[-1].text.strip():
                 line.pop()
             if line:

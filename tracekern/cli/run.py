@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from tracekern.analysis.stages import StageTimes
     from tracekern.analysis.summary import RankSummary, Summary
     from tracekern.launcher.spawner import Spawner
-    from tracekern.moe.run import MoeRun, RankReport, RunReport
+    from tracekern.moe.options import MoeRun
+    from tracekern.moe.reports import RankReport, RunReport
 
 
 class _Workloads(typer.core.TyperGroup):
@@ -116,11 +117,13 @@ class _MoeCommand(Command):
         from tracekern.moe.families import VARIANTS, all_options
 
         options = " ".join(f"{option.name}: {option.help}" for option in all_options())
+        helps = {
+            "variant": f"{', '.join(VARIANTS)}; all: one after the other.",
+            "option": f"Options of some variants. {options}",
+        }
         for param in self.params:
-            if param.name == "variant":
-                param.help = f"{', '.join(VARIANTS)}; all: one after the other."
-            elif param.name == "option":
-                param.help = f"Options of some variants. {options}"
+            if isinstance(param, typer.core.TyperOption):
+                param.help = helps.get(str(param.name), param.help)
         super().format_help(*arguments)
 
 
@@ -186,7 +189,7 @@ def moe(
 
     reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
     """
-    from tracekern.moe.run import MoeRun
+    from tracekern.moe.options import MoeRun
 
     _check_torch()
     given = _fields_of_run(context.params)
@@ -205,7 +208,7 @@ def moe(
 
 def _fields_of_run(params: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of MoeRun that are parameters of the command, but not the family's options."""
-    from tracekern.moe.run import MoeRun
+    from tracekern.moe.options import MoeRun
 
     names = {field.name for field in dataclasses.fields(MoeRun)} & params.keys()
     given = {name: params[name] for name in names}
@@ -248,7 +251,7 @@ def _naming_options(context: typer.Context) -> Iterator[None]:
 def _plans_of_all(given: dict[str, Any]) -> list[MoeRun]:
     """Returns a run of each variant that takes the shape, with the family options that it takes."""
     from tracekern.moe.families import FAMILY_OF, VARIANTS, all_options, takes_option
-    from tracekern.moe.run import MoeRun, UnsuitableShape
+    from tracekern.moe.options import MoeRun, UnsuitableShape
 
     options = given["family_options"]
     known = {option.name for option in all_options()}  # MoeRun refuses the others
@@ -402,7 +405,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
 
 
 def _print(result: _Result) -> None:
-    from tracekern.moe.run import reference_name
+    from tracekern.moe.families import reference_name
 
     report, out = result.report, console()
     plan = report.options

@@ -193,7 +193,7 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
 
 def _about(of_run: list[Leftover]) -> str:
     """Returns one line: which ranks are there, since when, where their capture goes and what they run."""
-    first, who = of_run[0], []
+    first, who = of_run[0], list[str]()
     for is_running, one, several in ((False, "records", "record"), (True, "still records", "still record")):
         numbers = [leftover.rank for leftover in of_run if leftover.is_running is is_running]
         if numbers:

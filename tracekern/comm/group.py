@@ -21,6 +21,7 @@ from tracekern.comm import messages
 from tracekern.comm.agreement import Check, Said, refuse_different_calls
 from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.comm.meeting import meet
+from tracekern.comm.this_thread import this_resident
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput, PeerLost, one_line
 
@@ -57,11 +58,10 @@ class Group:
             BadInput: What the launcher set does not fit together.
             PeerLost: A peer has ended or is late.
         """
-        from tracekern.comm.resident import this_resident
-
         if (own := this_resident()) is not None:
             residents, rank = own
-            return residents.open_group(rank)
+            group: Group = residents.open_group(rank)
+            return group
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             rank, num_ranks = dist.get_rank(), dist.get_world_size()

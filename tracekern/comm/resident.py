@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tracekern.comm.group import Group, message_timeout_s, name_and_value
-from tracekern.comm.launcher_environment import rank_and_size
+from tracekern.comm.this_thread import being
 from tracekern.errors import PeerLost
 from tracekern.formatting import ranks as name_ranks
 
@@ -25,13 +25,6 @@ MAX_RESIDENTS = 32
 LATE_S = 5.0
 """How long kernels of a call are held back for a rank that has not come to it. Then they start, and wait for it as they
 would on GPUs of their own. Earlier a rank that allocates memory could find the GPU full of kernels that wait for it."""
-
-
-class _Thread(threading.local):
-    resident: tuple[Residents, int] | None = None
-
-
-_thread = _Thread()
 
 
 @dataclass
@@ -89,11 +82,10 @@ class Residents:
     @contextlib.contextmanager
     def as_rank(self, rank: int) -> Iterator[None]:
         """Makes this thread a rank inside the block. The others do not wait for it any more when the block ends."""
-        _thread.resident = (self, rank)
         try:
-            yield
+            with being(self, rank):
+                yield
         finally:
-            _thread.resident = None
             with self._changed:
                 self._gone.add(rank)
                 self._changed.notify_all()
@@ -243,14 +235,3 @@ class ResidentGroup(Group):
 
     def align_launches(self) -> None:
         self._residents.align_launches(self.rank)
-
-
-def rank_of_thread() -> int:
-    """Returns the rank of this thread if it is a resident one, else that of the process, by its launcher."""
-    own = this_resident()
-    return own[1] if own is not None else rank_and_size()[0]
-
-
-def this_resident() -> tuple[Residents, int] | None:
-    """Returns which resident rank this thread is; None where it is none."""
-    return _thread.resident

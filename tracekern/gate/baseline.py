@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import tracekern
+from tracekern import __version__
 from tracekern.errors import BadInput
 from tracekern.files import write_whole
 from tracekern.formatting import whole_number
@@ -147,7 +147,7 @@ def machine_info() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
-        "tracekern": tracekern.__version__,
+        "tracekern": __version__,
     }
 
 

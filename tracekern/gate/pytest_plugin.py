@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import tracekern
 from tracekern.errors import TracekernError
 
 if TYPE_CHECKING:
@@ -38,7 +37,9 @@ class CaptureFixture:
 
     def __call__(self, **options: Any) -> Any:
         """Returns tracekern.capture(...) with these options, into a new directory of the test."""
-        return tracekern.capture(self.new_directory(), **options)
+        from tracekern.record.session import capture
+
+        return capture(self.new_directory(), **options)
 
     def new_directory(self) -> Path:
         """Returns a directory for one more capture."""
@@ -56,7 +57,9 @@ class CaptureFixture:
     @property
     def timeline(self) -> Any:
         """The newest capture as a Timeline."""
-        return tracekern.load(self.directory)
+        from tracekern.timeline.load import load
+
+        return load(self.directory)
 
     @property
     def statistics(self) -> RunStatistics:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tracekern
 from tracekern.analysis.left_out import left_out
 from tracekern.analysis.statistics import RunStatistics, phase_statistics
 from tracekern.errors import BadInput
 from tracekern.formatting import brief, without_nan
+from tracekern.timeline.load import load
 
 
 def _is_text(value: Any) -> bool:
@@ -97,7 +97,7 @@ class Run:
 
 def read_run(path: Path, unaligned: bool = False) -> Run:
     """Reads the run whose capture is in directory `path`. Raises BadInput if it cannot be read."""
-    timeline = tracekern.load(path, unaligned=unaligned)
+    timeline = load(path, unaligned=unaligned)
     about = timeline.ranks[0].metadata
     return make_run(str(path), phase_statistics(timeline), timeline, about)
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import random
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +24,7 @@ from typing import Any
 
 from tracekern.environment import positive_number, warn_of_unread
 from tracekern.errors import BadInput
-from tracekern.launcher.rendezvous import environment, give_socket, store_socket
+from tracekern.launcher.rendezvous import environment, free_port, give_socket, store_socket
 from tracekern.launcher.spawner import NUM_RESIDENTS, SpawnedRank, Spawner
 from tracekern.launcher.start import start_process
 from tracekern.launcher.watch import PHASES, Limits, Watch, is_stopped
@@ -35,7 +33,6 @@ from tracekern.segment.salvage import salvage_run, stamp_deaths
 OnLine = Callable[[int, str], None]
 OnStart = Callable[[int, int], None]
 
-_FIRST_PORT = 10_000
 _POLL_S = 0.02
 _TERM_GRACE_S = 5.0
 _KILL_GRACE_S = 10.0
@@ -181,7 +178,7 @@ class _Run:
             "WORLD_SIZE": str(num_ranks),
             "LOCAL_WORLD_SIZE": str(num_ranks),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": str(free_port()),
             "TRACEKERN_RUN_ID": self.run_id,
             "TRACEKERN_KEEP_SEGMENT": "1",
             "PYTHONUNBUFFERED": "1",
@@ -358,18 +355,6 @@ def _start_command(command: Sequence[str], env: dict[str, str], inherited: list[
         )
     except OSError as error:
         raise BadInput(f"{command[0]}: cannot be started ({error.strerror}); check the command") from None
-
-
-def _free_port() -> int:
-    """Returns a port for rank 0, which takes it seconds later: one that the system meanwhile gives to no program."""
-    given = 32768
-    with contextlib.suppress(OSError):  # a container may hide it
-        given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in [*random.sample(range(_FIRST_PORT, max(given, _FIRST_PORT + 100)), 100), 0]:
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
-    raise BadInput("no port of 127.0.0.1 is free")
 
 
 def _print_line(rank: int, line: str) -> None:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 
 from tracekern.comm.launcher_environment import rank_and_size
-from tracekern.errors import PeerLost, packages_for
+from tracekern.errors import BadInput, PeerLost, packages_for
 
 _STORE, _SOCKET = "TRACEKERN_STORE", "TRACEKERN_STORE_SOCKET"
 _HOST = "127.0.0.1"
+_FIRST_PORT = 10_000
 
 
 @contextlib.contextmanager
@@ -72,3 +75,15 @@ def join_ranks(timeout_s: float = 60.0) -> None:
         if time.monotonic() - began >= timeout_s:
             why = f"the other ranks did not come within {timeout_s:.0f} s ({why})"
         raise PeerLost(f"rank {rank}: the process group could not be formed: {why}") from None
+
+
+def free_port() -> int:
+    """Returns a port for rank 0, which takes it seconds later: one that the system meanwhile gives to no program."""
+    given = 32768
+    with contextlib.suppress(OSError):  # a container may hide it
+        given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in [*random.sample(range(_FIRST_PORT, max(given, _FIRST_PORT + 100)), 100), 0]:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((_HOST, port))
+            return int(probe.getsockname()[1])
+    raise BadInput(f"no port of {_HOST} is free")

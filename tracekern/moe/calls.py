@@ -12,9 +12,10 @@ import torch
 
 from tracekern.comm.communicator import Communicator
 from tracekern.moe.families import FAMILY_OF
+from tracekern.moe.options import MoeRun
 from tracekern.moe.reference import reference
+from tracekern.moe.reports import PROGRESS
 from tracekern.moe.routing import Batch, draw_batch
-from tracekern.moe.run import PROGRESS, MoeRun
 from tracekern.record.session import Capture
 
 BATCHES_BYTES, BATCHES_TOKENS = 64 << 20, 8192

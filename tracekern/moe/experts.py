@@ -6,6 +6,7 @@ replace it behind the same methods; csrc/moe/experts.h is the kernels' view of e
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     import torch
 
     from tracekern.comm.communicator import Communicator
+
+MAX_DETAIL = (1 << 31) - 1
+"""Largest number of tiles of which one is on record step by step."""
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,22 @@ def draw_experts(shape: MoeShape) -> Experts:
     import torch
 
     return Experts(1.0 + torch.arange(shape.num_experts, dtype=torch.float32) / shape.num_experts)
+
+
+@dataclass(frozen=True)
+class ExpertKind:
+    """A kind of experts of `tracekern run moe`."""
+
+    name: str
+    draw: Callable[[MoeShape, int, int], Experts]
+    """Returns the experts of all ranks, the same for every seed. Takes the shape, the intermediate size and of every
+    how many-th tile each step is recorded."""
+    why_unsuitable: Callable[[str, Mapping[str, tuple[str, ...]], MoeShape, int], str] = lambda *run: ""
+    """Returns why a run cannot have such experts; "" if it can. Takes the variant, the kernels of all variants, the
+    shape and the intermediate size."""
+    tensor_bytes: Callable[[MoeShape, int, bool], int] = lambda *run: 0
+    """Returns the bytes of a rank's weights and of its rows inside the experts. Takes the shape, the intermediate size,
+    and whether each expert has a region for all tokens instead of packed rows."""
+
+
+SCALE = ExpertKind("scale", lambda shape, intermediate, detail: draw_experts(shape))

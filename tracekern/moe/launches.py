@@ -132,8 +132,12 @@ class Launches:
                     comm.launch(len(stages), run_some)
                 return
             for first, stage in enumerate(stages):
+
+                def run_one(_: int, last: int, first: int = first) -> None:
+                    run_some(first, first + last)
+
                 with comm.guarded():
-                    comm.launch(1, lambda _, last, first=first: run_some(first, first + last))
+                    comm.launch(1, run_one)
                 after_stage(stage)
 
     def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tracekern.comm.resident import MAX_RESIDENTS
 from tracekern.moe.families import FAMILY_OF
-
-if TYPE_CHECKING:
-    from tracekern.moe.run import MoeRun
+from tracekern.moe.options import MoeRun
 
 
 @dataclass(frozen=True)

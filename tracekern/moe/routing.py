@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.moe.shape import MoeShape
@@ -54,7 +55,7 @@ def draw_topk(shape: MoeShape, num_tokens: int, rng: np.random.Generator, routin
     it has topk).
     """
     if routing == "uniform":
-        weights = np.ones(shape.num_experts)
+        weights: npt.NDArray[np.floating[Any]] = np.ones(shape.num_experts)
     elif routing == "zipf":
         weights = 1.0 / (1.0 + np.arange(shape.num_experts))
         weights = np.random.default_rng(shape.num_experts).permutation(weights)

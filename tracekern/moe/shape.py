@@ -27,7 +27,7 @@ def check_range(name: str, value: Any, low: int, high: int) -> None:
     """Raises BadInput unless `value` is a whole number from `low` to `high`."""
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise BadInput(f"{name} is {shown(value)}; wanted a whole number from {low} to {high}")
-    if not low <= value <= high:
+    if not low <= int(value) <= high:
         raise BadInput(f"{name} is {shown(value)}; wanted {low} to {high}")
 
 

@@ -19,7 +19,7 @@ from tracekern.moe.calls import Variant
 from tracekern.moe.calls_back_to_back import CallsBackToBack, ElapsedMs
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.family import blocks_by_stage
-from tracekern.moe.run import MoeRun
+from tracekern.moe.options import MoeRun
 from tracekern.record.session import Capture
 
 PARTS = (0.125, 0.25, 0.5, 0.75, 1.5, 2.0)

@@ -25,17 +25,17 @@ from tracekern.comm.group import Group
 from tracekern.comm.host_memory import shortage
 from tracekern.comm.launcher_environment import local_rank
 from tracekern.comm.preflight import why_no_gpu
-from tracekern.comm.resident import rank_of_thread, this_resident
+from tracekern.comm.this_thread import rank_of_thread, this_resident
 from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError, what_is_lacking
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
 from tracekern.moe.calls import BATCHES_BYTES, AfterStage, Calls, Variant
 from tracekern.moe.calls_back_to_back import CallsBackToBack, least_us
-from tracekern.moe.families import FAMILY_OF
-from tracekern.moe.gemm.experts import tensor_bytes
+from tracekern.moe.families import EXPERT_KINDS, FAMILY_OF, reference_name
+from tracekern.moe.options import MoeRun
 from tracekern.moe.reference import reference, sorted_all_to_all
+from tracekern.moe.reports import REPORT, RankReport
 from tracekern.moe.routing import Batch
-from tracekern.moe.run import REPORT, MoeRun, RankReport, reference_name
 from tracekern.moe.sweep import Sweep
 from tracekern.record.session import Capture, capture
 
@@ -76,7 +76,7 @@ def main() -> int:
     return report.exit_code
 
 
-main.at_interrupt = signal.SIG_DFL
+vars(main)["at_interrupt"] = signal.SIG_DFL
 
 
 class _NoRoom(BadInput):
@@ -163,8 +163,10 @@ def _why_no_room(options: MoeRun) -> str:
     """Returns what memory this host lacks for a run on the CPU backend; "" if there is room."""
     family = FAMILY_OF.get(options.variant)
     heap_bytes, own_bytes = family.memory(options.variant, options.shape) if family else (0, 0)
-    if options.has_int4_experts:  # the call and its reference draw them each
-        own_bytes += 2 * tensor_bytes(options.shape, options.intermediate, options.variant == "low_latency")
+    kind, has_regions = EXPERT_KINDS[options.expert], options.variant == "low_latency"
+    own_bytes += 2 * kind.tensor_bytes(
+        options.shape, options.intermediate, has_regions
+    )  # of the call and its reference
     lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
     return lacks and f"run moe {lacks}"
 

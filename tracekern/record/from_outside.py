@@ -20,7 +20,7 @@ from typing import Any
 from tracekern.comm.group import losing_peers
 from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.comm.meeting import meet
-from tracekern.comm.resident import this_resident
+from tracekern.comm.this_thread import this_resident
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput
 from tracekern.record.guard import Guard

@@ -142,9 +142,8 @@ class TracedGraph:
             return
         with self._device.active():
             self._ring.settle()
-        segment, sets = self._segment, self._sets
-        segment.header["launches_refused"] += self.lost_replays * len(self._plans)
-        segment.header["refused_bytes"] += sets.without_room * sets.set_bytes
+        sets = self._sets
+        self._segment.refuse(self.lost_replays * len(self._plans), sets.without_room * sets.set_bytes)
         if self.lost_replays:
             slots = f"all {self._slots} slots were taken for {sets.without_slot}" if sets.without_slot else ""
             room = f"max_bytes was used up for {sets.without_room}" if sets.without_room else ""

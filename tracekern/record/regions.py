@@ -135,7 +135,7 @@ class RegionQueue:
         if region is None and self._used is not None:
             region = self._used.take_oldest()
         if region is None:
-            segment.refuse(self._plan)
+            segment.refuse(1, self._plan.region_bytes)
             return 0
         segment.start_launch(region, sequence, epoch, key)
         return self._hand_out(region)

@@ -30,7 +30,8 @@ _FOLLOWER_WAITS_S = 2.0
 _FOLLOWER_PAUSES_S = 4.0
 """Pause of a rank that waited in vain; doubles each time, up to a minute."""
 _FOLLOWER_PAUSES_AT_MOST_S = 64.0
-_LAST_WORD_S = 0.1
+_LAST_WORD_S = 60.0
+"""Time for rank 0 to say what it decides, once it counts who is ready: a second, unless its process stands still."""
 _POLL_S = 0.0005
 _LEAVING_POLL_S = 0.005
 _LEAVES, _LEAVES_IN_DISORDER = 1, 2
@@ -68,11 +69,15 @@ class SamplingSchedule:
         now = time.monotonic_ns()
         is_due = now >= self._leader[_DUE]
         if self._is_leader:
+            if is_due:
+                self._own[_READY] = self._launch  # until it has decided
             go = is_due and self._lead()
             if go:
                 self._last_go = self._launch
                 self.postpone(_LEADER_WAITS_AT_MOST_S)  # before others come to their next launch
             self._own[_DECISION] = self._last_go << _LAUNCH_BITS | self._launch
+            if is_due:
+                self._own[_READY] = 0
             return go
         return is_due and now >= self._tries_again_ns and self._follow()
 
@@ -137,8 +142,8 @@ class SamplingSchedule:
         self._own[_READY] = self._launch
         if not _poll(is_decided, _FOLLOWER_WAITS_S):
             self._own[_READY] = 0
-            # Rank 0 may have looked just before and be about to announce its decision.
-            _poll(is_decided, _LAST_WORD_S)
+            # Rank 0 may have looked just before. If it counts who is ready now, what it decides is binding.
+            _poll(lambda: self._leader[_READY] != self._launch or is_decided(), _LAST_WORD_S)
             self._tries_again_ns = time.monotonic_ns() + int(self._pauses_s * 1e9)
             self._pauses_s = min(2 * self._pauses_s, _FOLLOWER_PAUSES_AT_MOST_S)
         self._own[_READY] = 0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group
 from tracekern.comm.node import directory_id, share_segments
-from tracekern.comm.resident import this_resident
+from tracekern.comm.this_thread import this_resident
 from tracekern.dump import format as fmt
 from tracekern.dump.attempts import choose_attempt, place_of
 from tracekern.errors import BadInput, one_line
@@ -246,12 +246,9 @@ class Capture:
         try:
             in_order = self._stop(in_order and not is_gone)
             with self._lock:  # another thread may be leaving a range
-                if self._num_given_up:
-                    self.segment.header["failed"] = 1
-                    self.segment.header["launches_refused"] += self._num_given_up
-                self.segment.header["state"] = fmt.SegmentState.CLOSED
+                self.segment.finish(self._num_given_up)
             leave_dump(self.group, self.segment, self.directory, self._one_disk, in_order, is_gone)
-            self.segment.header["saved"] = 1
+            self.segment.mark_saved()
             is_saved = True
         except Exception as problem:  # the last message that the user sees
             raise BadInput(f"{one_line(problem)}; {how_to_save(self.run_id)}") from problem
@@ -481,7 +478,7 @@ class Capture:
         finally:
             with self._guard, self._lock:
                 # A capture that is packed already takes no more.
-                if is_recorded and self.segment.header["state"] == fmt.SegmentState.OPEN:
+                if is_recorded and self.segment.is_recording:
                     self.segment.append_host_span(name, threading.get_native_id(), start_ns, time.time_ns())
 
     def add_torch_profile(self, profile: Any) -> Path:

@@ -184,10 +184,26 @@ class SegmentWriter(SegmentView):
         self._arena_backed = num_bytes
         return self.address + offset, num_bytes
 
-    def refuse(self, plan: LaunchPlan) -> None:
-        """Counts a launch that runs unrecorded."""
-        self.header["launches_refused"] += 1
-        self.header["refused_bytes"] = min(int(self.header["refused_bytes"]) + plan.region_bytes, (1 << 63) - 1)
+    def refuse(self, num_launches: int, num_bytes: int) -> None:
+        """Counts launches that run unrecorded. num_bytes: what their regions would have taken."""
+        self.header["launches_refused"] += num_launches
+        self.header["refused_bytes"] = min(int(self.header["refused_bytes"]) + num_bytes, (1 << 63) - 1)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether finish() was not called yet."""
+        return bool(self.header["state"] == fmt.SegmentState.OPEN)
+
+    def finish(self, num_given_up: int = 0) -> None:
+        """Ends the recording. num_given_up: launches that ran unrecorded because recording had failed."""
+        if num_given_up:
+            self.header["failed"] = 1
+            self.refuse(num_given_up, 0)
+        self.header["state"] = fmt.SegmentState.CLOSED
+
+    def mark_saved(self) -> None:
+        """Tells `salvage` that a dump holds all records."""
+        self.header["saved"] = 1
 
     def reserve_regions(self, plan: LaunchPlan, count: int, mirror_offset: int = 0) -> list[Region]:
         """Reserves zeroed regions for up to `count` launches of `plan`, as many as there is room for.

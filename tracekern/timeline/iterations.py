@@ -62,9 +62,11 @@ def _is_start_up(timeline: Timeline, of_launch: Int32) -> Mask:
     """A rank without any iteration has no start-up."""
     rank = np.array([launch.rank for launch in timeline.launches], np.int64)
     in_iteration = of_launch >= 0
-    first = {of: int(np.argmax((rank == of) & in_iteration)) for of in np.unique(rank[in_iteration]).tolist()}
+    first = {
+        number: int(np.argmax((rank == number) & in_iteration)) for number in np.unique(rank[in_iteration]).tolist()
+    }
     is_align = np.array([launch.is_align for launch in timeline.launches], bool)
-    is_ahead = np.arange(len(rank)) < np.array([first.get(of, 0) for of in rank.tolist()], np.int64)
+    is_ahead = np.arange(len(rank)) < np.array([first.get(number, 0) for number in rank.tolist()], np.int64)
     return np.asarray(is_align | (is_ahead & ~in_iteration), bool)
 
 

@@ -147,4 +147,9 @@ TK_DEVICE void multiply_half(Warp& warp,
     }
 }
 
+// How the weights of a warp come to the multiplication: run(warp, steps, weights, x, sums) sweeps over all groups of
+// channels. Each staging has its own.
+template <GemmStaging kStaging>
+struct SweepWith;
+
 }  // namespace tracekern

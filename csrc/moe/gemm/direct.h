@@ -89,24 +89,30 @@ TK_DEVICE void multiply_round(Warp& warp,
     }
 }
 
-// sums[path] = the products with all groups of x.
-template <uint32_t kPaths, class Rec>
-TK_DEVICE void sweep_direct(
-    Warp& warp, Rec& steps, const WeightRows<kPaths>& weights, const ChannelRow* x, PerLane<LaneSums> (&sums)[kPaths]) {
-    // Groups under way to a lane: more hide more of memory's latency and take more registers, and K4 lives from many
-    // blocks on an SM. Without the instruction the product takes the registers.
-    constexpr uint32_t kAhead = kLanes == 32 ? kPaths + 1 : 1;
-    DirectGroup<kPaths> ahead[kAhead];
-    TK_UNROLL
-    for (uint32_t i = 0; i < kAhead; ++i) {
-        if (i < weights.num_groups) ahead[i].load(warp, steps, weights, i);
+template <>
+struct SweepWith<GemmStaging::direct> {
+    // sums[path] = the products with all groups of x.
+    template <uint32_t kPaths, class Rec>
+    TK_DEVICE static void run(Warp& warp,
+                              Rec& steps,
+                              const WeightRows<kPaths>& weights,
+                              const ChannelRow* x,
+                              PerLane<LaneSums> (&sums)[kPaths]) {
+        // Groups under way to a lane: more hide more of memory's latency and take more registers, and K4 lives from
+        // many blocks on an SM. Without the instruction the product takes the registers.
+        constexpr uint32_t kAhead = kLanes == 32 ? kPaths + 1 : 1;
+        DirectGroup<kPaths> ahead[kAhead];
+        TK_UNROLL
+        for (uint32_t i = 0; i < kAhead; ++i) {
+            if (i < weights.num_groups) ahead[i].load(warp, steps, weights, i);
+        }
+        const uint32_t num_whole = weights.num_groups / kAhead * kAhead;
+        TK_NO_UNROLL
+        for (uint32_t first = 0; first < num_whole; first += kAhead) {
+            multiply_round<false>(warp, steps, weights, x, first, ahead, sums);
+        }
+        multiply_round<true>(warp, steps, weights, x, num_whole, ahead, sums);
     }
-    const uint32_t num_whole = weights.num_groups / kAhead * kAhead;
-    TK_NO_UNROLL
-    for (uint32_t first = 0; first < num_whole; first += kAhead) {
-        multiply_round<false>(warp, steps, weights, x, first, ahead, sums);
-    }
-    multiply_round<true>(warp, steps, weights, x, num_whole, ahead, sums);
-}
+};
 
 }  // namespace tracekern

@@ -2,6 +2,8 @@
 // of a block, at most as many as kMaxThreads hold, and kIsOneBlock.
 #pragma once
 
+#include "moe/gemm/contract/pinned.h"
+#include "moe/gemm/direct.h"
 #include "moe/gemm/permute.h"
 #include "moe/gemm/sweep.h"
 #include "moe/gemm/tiles.h"

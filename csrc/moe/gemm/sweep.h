@@ -5,9 +5,8 @@
 #pragma once
 
 #include "comm/give_up.h"
-#include "moe/gemm/direct.h"
+#include "moe/gemm/decode.h"
 #include "moe/gemm/events.h"
-#include "moe/gemm/pinned.h"
 #include "moe/gemm/silu.h"
 #include "moe/rows.h"
 #include "trace/recorder.h"
@@ -119,11 +118,7 @@ TK_DEVICE void sweep(Warp& warp,
     TK_UNROLL
     for (uint32_t path = 0; path < Product::kPaths; ++path) sums[path] = warp.lanes([](int) { return LaneSums{}; });
     const ChannelRow* x = warp.shared<SweepShared>().x();
-    if constexpr (kStaging == GemmStaging::direct) {
-        sweep_direct(warp, steps, weights, x, sums);
-    } else {
-        sweep_pinned(warp, steps, weights, x, sums);
-    }
+    SweepWith<kStaging>::run(warp, steps, weights, x, sums);
 }
 
 // Rounds the sums of a warp's 16 outputs and stores them, turned so that 16 outputs of a token leave together. Only

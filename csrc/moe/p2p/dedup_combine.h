@@ -8,70 +8,103 @@
 // results of e: the result buffer needs no acknowledgement.
 #pragma once
 
-#include "moe/p2p/combine.h"
 #include "moe/p2p/dedup_dispatch.h"
 
 namespace tracekern {
 
-// What a token's rank adds up: results of each choice, or of each rank.
-template <P2PVariant kVariant>
-inline constexpr P2PChannel kResultChannel =
-    kTraitsOf<kVariant>.reduces_at_experts ? P2PChannel::partial : P2PChannel::result;
+// ---- what comes back to a token's rank, and is added up there ----
 
-// Sends each choice's result of a received row.
-template <class T, class Rec>
-TK_DEVICE void send_results_of(P2PContext<Rec>& context, uint32_t src_rank, char* row) {
-    Warp& warp = context.warp;
-    const P2PArgs& args = context.args;
-    const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
-    for (uint32_t i = 0; i < header.num_choices; ++i) {
-        const RowChoice choice = P2PArgs::row_choices(row)[i];
-        const uint32_t flat = header.token * args.shape.topk + choice.choice;
-        const uint32_t expert = global_expert(args, choice.local_expert);
-        TK_SEQUENCE(context.recorder);
-        TK_NEXT(P2PEvent::send_result, src_rank, flat, expert);
-        char* input = args.expert_row(args.row_places(row)[i]);
-        args.experts[expert].apply<T>(warp, args.result_row(src_rank, flat), input, args.shape.hidden);
-        poison(input, args.shape.row_bytes());
-        TK_NEXT(P2PEvent::signal_result, src_rank, flat, expert);
-        signal_peer<P2PChannel::result>(context, src_rank, args.result_flag(src_rank, flat), expert);
+// A result of each of the token's choices.
+struct ResultOfEachChoice {
+    static constexpr P2PChannel kChannel = P2PChannel::result;
+
+    // Sends those of a received row.
+    template <class T, class Rec>
+    TK_DEVICE static void send(P2PContext<Rec>& context, uint32_t src_rank, char* row) {
+        Warp& warp = context.warp;
+        const P2PArgs& args = context.args;
+        const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
+        for (uint32_t i = 0; i < header.num_choices; ++i) {
+            const RowChoice choice = P2PArgs::row_choices(row)[i];
+            const uint32_t flat = header.token * args.shape.topk + choice.choice;
+            const uint32_t expert = global_expert(args, choice.local_expert);
+            TK_SEQUENCE(context.recorder);
+            TK_NEXT(P2PEvent::send_result, src_rank, flat, expert);
+            char* input = args.expert_row(args.row_places(row)[i]);
+            args.experts[expert].apply<T>(warp, args.result_row(src_rank, flat), input, args.shape.hidden);
+            poison(input, args.shape.row_bytes());
+            TK_NEXT(P2PEvent::signal_result, src_rank, flat, expert);
+            signal_peer<P2PChannel::result>(context, src_rank, args.result_flag(src_rank, flat), expert);
+        }
     }
-}
 
-// Sends the weighted sum of this rank's results of a received row. kInPlace: experts work on the row where it arrived.
-template <class T, bool kInPlace, class Rec>
-TK_DEVICE void send_partial(P2PContext<Rec>& context, uint32_t src_rank, char* row) {
-    Warp& warp = context.warp;
-    const P2PArgs& args = context.args;
-    const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
-    const uint32_t result = header.token * args.layout.results_per_token + args.comm.rank;
-    TK_SEQUENCE(context.recorder);
-    TK_NEXT(P2PEvent::send_partial, src_rank, header.token, header.num_choices);
-    Contribution* list = contributions_of(warp, args);
-    warp.sync();  // the list of the row before is read
-    warp.strided(header.num_choices, [&](uint32_t i) {
-        const RowChoice choice = P2PArgs::row_choices(row)[i];
-        char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(args.row_places(row)[i]);
-        list[i] = {input, choice.weight, args.experts[global_expert(args, choice.local_expert)], src_rank, result};
-    });
-    warp.sync();
-    char* partial = args.result_row(src_rank, result);
-    sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
-    TK_NEXT(P2PEvent::signal_partial, src_rank, header.token);
-    signal_peer<P2PChannel::partial>(context, src_rank, args.result_flag(src_rank, result), header.num_choices);
-}
+    // Those that come for a token, a bit each.
+    TK_DEVICE static uint64_t expected(const P2PArgs& args, uint32_t token) {
+        const int32_t* chosen = args.topk_idx + uint64_t{token} * args.shape.topk;
+        uint64_t results = 0;
+        for (uint32_t i = 0; i < args.shape.topk; ++i) results |= uint64_t{args.shape.is_expert(chosen[i])} << i;
+        return results;
+    }
+    TK_DEVICE static Contribution contribution(const P2PArgs& args, uint32_t first, uint32_t i) {
+        const uint32_t peer = args.shape.rank_of(static_cast<uint32_t>(args.topk_idx[first + i]));
+        return {args.result_row(args.comm.rank, first + i), args.topk_weights[first + i], Expert{}, peer, first + i};
+    }
+
+    template <class Rec, class Wait>
+    TK_DEVICE static WaitResult record(
+        P2PContext<Rec>& context, Wait wait_now, uint32_t, uint32_t peer, uint32_t result) {
+        const uint32_t expert = static_cast<uint32_t>(context.args.topk_idx[result]);
+        return record_wait<P2PEvent::wait_result>(context, wait_now, peer, result, expert);
+    }
+};
+
+// The weighted sum of each rank's results of the token.
+struct SumOfEachRank {
+    static constexpr P2PChannel kChannel = P2PChannel::partial;
+
+    // Sends this rank's of a received row. kInPlace: experts work on the row where it arrived.
+    template <class T, bool kInPlace = false, class Rec>
+    TK_DEVICE static void send(P2PContext<Rec>& context, uint32_t src_rank, char* row) {
+        Warp& warp = context.warp;
+        const P2PArgs& args = context.args;
+        const DedupRowHeader header = *reinterpret_cast<const DedupRowHeader*>(row);
+        const uint32_t result = header.token * args.layout.results_per_token + args.comm.rank;
+        TK_SEQUENCE(context.recorder);
+        TK_NEXT(P2PEvent::send_partial, src_rank, header.token, header.num_choices);
+        Contribution* list = contributions_of(warp, args);
+        warp.sync();  // the list of the row before is read
+        warp.strided(header.num_choices, [&](uint32_t i) {
+            const RowChoice choice = P2PArgs::row_choices(row)[i];
+            char* input = kInPlace ? row + args.layout.header_bytes : args.expert_row(args.row_places(row)[i]);
+            list[i] = {input, choice.weight, args.experts[global_expert(args, choice.local_expert)], src_rank, result};
+        });
+        warp.sync();
+        char* partial = args.result_row(src_rank, result);
+        sum_rows<T, true, kInPlace>(warp, partial, list, header.num_choices, args.shape.hidden, 0, 1);
+        TK_NEXT(P2PEvent::signal_partial, src_rank, header.token);
+        signal_peer<P2PChannel::partial>(context, src_rank, args.result_flag(src_rank, result), header.num_choices);
+    }
+
+    TK_DEVICE static uint64_t expected(const P2PArgs& args, uint32_t token) { return destinations(args, token); }
+    TK_DEVICE static Contribution contribution(const P2PArgs& args, uint32_t first, uint32_t peer) {
+        return {args.result_row(args.comm.rank, first + peer), 1.0f, Expert{}, peer, first + peer};
+    }
+
+    template <class Rec, class Wait>
+    TK_DEVICE static WaitResult record(
+        P2PContext<Rec>& context, Wait wait_now, uint32_t token, uint32_t peer, uint32_t) {
+        return record_wait<P2PEvent::wait_partial>(context, wait_now, peer, token);
+    }
+};
+
+// ---- the two roles ----
 
 // Sends back this share of the rows that came; nothing after a rank gave up, since then some may not have.
-template <class T, P2PVariant kVariant, class Rec>
+template <class T, class Results, class Rec>
 TK_DEVICE void send_back(P2PContext<Rec>& context, Share share) {
     const P2PArgs& args = context.args;
     const auto send_row = [&](uint32_t src_rank, uint32_t slot) {
-        char* row = args.recv_row(args.comm.rank, src_rank, slot);
-        if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
-            send_partial<T, false>(context, src_rank, row);
-        } else {
-            send_results_of<T>(context, src_rank, row);
-        }
+        Results::template send<T>(context, src_rank, args.recv_row(args.comm.rank, src_rank, slot));
     };
     const auto aborted = context.warp.lanes([&](int) { return uint32_t{lane_sees_abort(args.comm)}; });
     IncomingRows rows(context.warp, args, share, 0);
@@ -80,28 +113,15 @@ TK_DEVICE void send_back(P2PContext<Rec>& context, Share share) {
 }
 
 // Lists the results of a token in the order of their sum; returns how many.
-template <P2PVariant kVariant>
+template <class Results>
 TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token, Contribution* list) {
     const uint32_t per_token = args.layout.results_per_token;
-    const uint32_t first = token * per_token;
-    uint64_t results = 0;
-    if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
-        results = destinations(args, token);
-    } else {
-        for (uint32_t i = 0; i < per_token; ++i)
-            results |= uint64_t{args.shape.is_expert(args.topk_idx[first + i])} << i;
-    }
+    const uint64_t results = Results::expected(args, token);
     warp.sync();  // the list of the token before is read
     warp.strided(per_token, [&](uint32_t i) {
         if (!(results >> i & 1)) return;
-        uint32_t peer = i;
-        float weight = 1.0f;
-        if constexpr (!kTraitsOf<kVariant>.reduces_at_experts) {
-            peer = args.shape.rank_of(static_cast<uint32_t>(args.topk_idx[first + i]));
-            weight = args.topk_weights[first + i];
-        }
         const uint32_t place = count_bits(results & ((uint64_t{1} << i) - 1));
-        list[place] = {args.result_row(args.comm.rank, first + i), weight, Expert{}, peer, first + i};
+        list[place] = Results::contribution(args, token * per_token, i);
     });
     warp.sync();
     return count_bits(results);
@@ -109,11 +129,11 @@ TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token,
 
 // Waits for the results in `list`; false when it gave up. All flags are looked at side by side first: one after the
 // other each would cost a trip to memory, although most have come.
-template <P2PVariant kVariant, class Rec>
+template <class Results, class Rec>
 TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const Contribution* list, uint32_t count) {
     Warp& warp = context.warp;
     const P2PArgs& args = context.args;
-    constexpr P2PChannel kChannel = kResultChannel<kVariant>;
+    constexpr P2PChannel kChannel = Results::kChannel;
     static_assert(kMaxResults <= kLanes, "a lane looks at one flag");
     const auto looks = warp.lanes([&](int lane) {
         if (static_cast<uint32_t>(lane) >= count) return uint64_t{0};
@@ -130,14 +150,7 @@ TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const C
             const uint64_t* flag = args.result_flag(args.comm.rank, result);
             return wait<kChannel>(warp, args.comm, flag, context.epoch, wait_for(context, peer, result));
         };
-        WaitResult arrived;
-        if constexpr (kTraitsOf<kVariant>.reduces_at_experts) {
-            arrived = record_wait<P2PEvent::wait_partial>(context, wait_now, peer, token);
-        } else {
-            const uint32_t expert = static_cast<uint32_t>(args.topk_idx[result]);
-            arrived = record_wait<P2PEvent::wait_result>(context, wait_now, peer, result, expert);
-        }
-        ok = ok && arrived.ok;
+        ok = Results::record(context, wait_now, token, peer, result).ok && ok;
     }
     return ok;
 }
@@ -153,7 +166,7 @@ TK_DEVICE uint32_t parts_of_a_sum(uint32_t row_bytes, uint32_t num_warps, uint32
 }
 
 // Adds up the results of this share of a partition's tokens.
-template <class T, P2PVariant kVariant, class Rec>
+template <class T, class Results, class Rec>
 TK_DEVICE bool reduce_tokens(P2PContext<Rec>& context, Share share, uint32_t partition) {
     Warp& warp = context.warp;
     const P2PArgs& args = context.args;
@@ -164,8 +177,8 @@ TK_DEVICE bool reduce_tokens(P2PContext<Rec>& context, Share share, uint32_t par
     bool ok = true;
     for (uint32_t item = share.first; ok && item < num_tokens * num_parts; item += share.stride) {
         const uint32_t token = partition_begin(args, partition) + item / num_parts;
-        const uint32_t count = list_results<kVariant>(warp, args, token, list);
-        ok = wait_results_in<kVariant>(context, token, list, count);
+        const uint32_t count = list_results<Results>(warp, args, token, list);
+        ok = wait_results_in<Results>(context, token, list, count);
         if (!ok) break;
         TK_RANGE(context.recorder, P2PEvent::reduce_token, token);
         char* out = args.out + uint64_t{token} * args.shape.row_bytes();
@@ -185,27 +198,27 @@ TK_DEVICE void finish_call(P2PContext<Rec>& context) {
 
 // ---- the kernel of `dedup` and `reduce` ----
 
-template <class T, P2PVariant kVariant>
+template <class T, class Results>
 struct SendBack {
     template <class Rec>
     TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        send_back<T, kVariant>(context, share);
+        send_back<T, Results>(context, share);
         return true;
     }
 };
-template <class T, P2PVariant kVariant>
+template <class T, class Results>
 struct ReduceTokens {
     template <class Rec>
     TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        return reduce_tokens<T, kVariant>(context, share, 0);
+        return reduce_tokens<T, Results>(context, share, 0);
     }
 };
 
-template <class T, P2PVariant kVariant>
+template <class T, class Results>
 struct P2PCombine : P2PKernelWithLists<P2PStage::combine> {
     using Roles = RoleTable<EveryBlock,
-                            Role<P2PRole::send, SecondHalf, SendBack<T, kVariant>>,
-                            Role<P2PRole::reduce, FirstHalf, ReduceTokens<T, kVariant>>>;
+                            Role<P2PRole::send, SecondHalf, SendBack<T, Results>>,
+                            Role<P2PRole::reduce, FirstHalf, ReduceTokens<T, Results>>>;
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {

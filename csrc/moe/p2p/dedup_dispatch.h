@@ -8,7 +8,7 @@
 // result after it has read the row. Counts alone need an acknowledgement; it is raised as soon as they were read.
 #pragma once
 
-#include "moe/p2p/dispatch.h"
+#include "moe/p2p/counts.h"
 #include "moe/p2p/incoming.h"
 #include "moe/row_sum.h"
 
@@ -80,11 +80,66 @@ TK_DEVICE void send_rows(P2PContext<Rec>& context, Share share, uint32_t partiti
     }
 }
 
+// The ranks that have experts of this token, a bit each.
+TK_DEVICE uint64_t destinations(const P2PArgs& args, uint32_t token) {
+    const int32_t* chosen = args.topk_idx + uint64_t{token} * args.shape.topk;
+    uint64_t ranks = 0;
+    for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
+        const int32_t expert = chosen[choice];
+        if (args.shape.is_expert(expert)) ranks |= uint64_t{1} << args.shape.rank_of(static_cast<uint32_t>(expert));
+    }
+    return ranks;
+}
+
+// A token goes once to each rank that has experts of it (moe/p2p/counts.h).
+struct RowForEachRank {
+    // Counts the rows for each rank and partition.
+    TK_DEVICE static void count(Warp& warp, const P2PArgs& args, uint32_t* others) {
+        warp.block_strided(args.num_tokens, [&](uint32_t token) {
+            const uint32_t partition = token / args.layout.partition_tokens;
+            const uint64_t ranks = destinations(args, token);
+            for (uint32_t peer = 0; peer < args.shape.num_ranks; ++peer) {
+                if (ranks >> peer & 1) add_relaxed_block(&others[peer * args.layout.num_counts + partition], 1u);
+            }
+        });
+    }
+
+    // Acknowledges here, since rows need no acknowledgement: the counts are acquired and taken.
+    template <class Rec>
+    TK_DEVICE static uint32_t take(P2PContext<Rec>& context, uint32_t src_rank, const uint32_t* counts) {
+        Warp& warp = context.warp;
+        const P2PArgs& args = context.args;
+        const uint32_t* rows = counts + args.shape.num_local_experts();
+        warp.sync();  // other lanes took them
+        warp.strided(args.layout.num_partitions, [&](uint32_t partition) {
+            args.recv_count[partition * args.shape.num_ranks + src_rank] = rows[partition];
+        });
+        const uint32_t total =
+            warp.sum_over(args.layout.num_partitions, [&](uint32_t partition) { return rows[partition]; });
+        acknowledge(context, src_rank);
+        return total;
+    }
+
+    // The rows of each partition end to end, source by source.
+    TK_DEVICE static void lay_out(Warp& warp, const P2PArgs& args, const uint32_t* incoming) {
+        warp.block_strided(args.layout.num_partitions, [&](uint32_t partition) {
+            const uint32_t* rows = incoming + args.shape.num_local_experts() + partition;
+            uint32_t* begin = args.recv_begin + partition * args.shape.num_ranks;
+            uint32_t sum = 0;
+            TK_NO_UNROLL
+            for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
+                begin[src_rank] = sum;
+                sum += rows[src_rank * args.layout.num_counts];
+            }
+        });
+    }
+};
+
 // Counts in both directions. All warps of the count block.
-template <P2PVariant kVariant, class Rec>
+template <class Rec>
 TK_DEVICE void exchange_counts(P2PContext<Rec>& context) {
-    send_counts<kVariant>(context);
-    receive_counts<kVariant>(context);
+    send_counts<RowForEachRank>(context);
+    receive_counts<RowForEachRank>(context);
     if (context.warp.warp != 0) return;
     // Orders what all warps of this block wrote before the barriers of receive_counts. For warps of this device alone.
     TK_SIGNAL(context.recorder, P2PEvent::signal_layout);
@@ -206,7 +261,6 @@ struct ReceiveRows {
     }
 };
 
-template <P2PVariant kVariant>
 struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
     using Roles = RoleTable<WorkingBlocks,
                             Role<P2PRole::count, CountBlock>,
@@ -217,7 +271,7 @@ struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
         const Roles roles(warp);
         P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        if (roles.template has<P2PRole::count>()) exchange_counts<kVariant>(context);
+        if (roles.template has<P2PRole::count>()) exchange_counts(context);
         if (is_working_block(warp)) roles.run(context);
     }
 };

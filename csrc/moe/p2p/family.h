@@ -71,10 +71,11 @@ struct P2P {
             args.comm.heap[args.comm.rank] + args.layout.count_flags, flags.data(), count * sizeof(uint64_t));
     }
 
-    // Variants that are not fused find no slot taken.
+    // Variants of the worklog that are not fused find no slot taken.
     template <class Memory>
     static void before(P2PStage stage, const P2PConfig& config, const P2PArgs& args, Memory& memory) {
-        if (stage != P2PStage::dispatch_send || traits_of(config.variant).fused) return;
+        if (stage != P2PStage::dispatch_send || traits_of(config.variant).deduplicated) return;
+        if (worklog_traits_of(config.variant).fused) return;
         memory.clear_before_launch(args.send_count, config.shape.num_ranks * sizeof(uint32_t));
     }
 

@@ -5,30 +5,22 @@
 #include <utility>
 
 #include "moe/kernel_list.h"
-#include "moe/p2p/combine.h"
-#include "moe/p2p/dispatch.h"
 #include "moe/p2p/pipelined.h"
+#include "moe/p2p/worklog/kernels.h"
 
 namespace tracekern {
 
 // The kernels of a call, in their order. Those that move rows know no number type.
 template <P2PVariant kVariant, class T>
 auto p2p_kernels_of_call() {
-    if constexpr (kTraitsOf<kVariant>.pipelined) {
+    if constexpr (kVariant == P2PVariant::pipelined) {
         return KernelList<P2PDispatchCombine<T>>{};
-    } else if constexpr (kTraitsOf<kVariant>.deduplicated) {
-        return KernelList<P2PDispatch<kVariant>, P2PCombine<T, kVariant>>{};
-    } else if constexpr (kTraitsOf<kVariant>.fused) {
-        return KernelList<P2PDispatchSend<kVariant>,
-                          P2PDispatchRecv<kVariant>,
-                          P2PCombineSend<T, kVariant>,
-                          P2PCombineRecv<T, kVariant>>{};
+    } else if constexpr (kVariant == P2PVariant::reduce) {
+        return KernelList<P2PDispatch, P2PCombine<T, SumOfEachRank>>{};
+    } else if constexpr (kVariant == P2PVariant::dedup) {
+        return KernelList<P2PDispatch, P2PCombine<T, ResultOfEachChoice>>{};
     } else {
-        return KernelList<P2PDispatchSend<kVariant>,
-                          P2PDispatchRecv<kVariant>,
-                          P2PScaleExperts<T>,
-                          P2PCombineSend<T, kVariant>,
-                          P2PCombineRecv<T, kVariant>>{};
+        return worklog_kernels_of_call<kVariant, T>();
     }
 }
 

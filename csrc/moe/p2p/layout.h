@@ -11,7 +11,7 @@
 
 namespace tracekern {
 
-// Precedes each row in the receive buffer.
+// Precedes each row in the receive buffer of the worklog's variants.
 struct alignas(8) RowHeader {
     uint32_t flat;  // the token's flat index at its source
     uint32_t expert;
@@ -29,13 +29,6 @@ struct alignas(8) RowChoice {
     float weight;
 };
 static_assert(sizeof(DedupRowHeader) == 8 && sizeof(RowChoice) == 8, "a lane writes one of them with one store");
-
-// Where a row of the expert input came from and which expert it is for.
-struct RowOrigin {
-    uint32_t flat;
-    uint16_t src_rank;
-    uint16_t local_expert;
-};
 
 constexpr uint64_t kLineBytes = 128;  // of the cache
 constexpr uint32_t kMaxResults = 32;  // of a token: choices, or ranks that have some
@@ -127,10 +120,12 @@ struct P2PLayout {
 struct P2PState {
     LineWord epoch;             // of the call under way
     LineWord blocks_done;       // of the last kernel; the last one prepares the next call
-    LineWord grid_arrivals;     // for grid_barrier: of dispatch_send
+    LineWord grid_arrivals;     // for grid_barrier: of dispatch_send, worklog
     LineWord combine_arrivals;  // and of combine_send, which may have another grid
     LineWord layout_flag;  // deduplicated variants: it is known which rows come, and the experts' rows are laid out
 };
+
+struct RowOrigin;  // worklog
 
 struct P2PArgs : MoeCall {
     CommArgs comm;
@@ -144,7 +139,7 @@ struct P2PArgs : MoeCall {
     uint32_t* recv_begin;     // [partition][rank] deduplicated variants: rows that come from the ranks before it
     uint32_t* expert_offset;  // [local expert + 1] first row of that expert
     uint32_t* expert_cursor;  // [local expert] next free row
-    RowOrigin* row_origin;    // [row]
+    RowOrigin* row_origin;    // [row] worklog
     char* expert_rows;        // [row][hidden] in the layout a grouped GEMM reads: one expert after the other
 
     // How many words set_counters() takes.
@@ -223,11 +218,6 @@ struct P2PKernel {
     static constexpr uint32_t kMaxThreads = 512;
 
     static uint64_t shared_bytes(const P2PArgs&, uint32_t) { return 0; }
-};
-
-// Shared memory of a block of combine_recv.
-struct ReduceShared {
-    uint32_t failed[2];  // [parity of the token's turn] a warp waited in vain
 };
 
 // Bytes of the expert input. The pipelined variant has none: its experts work on a row where it arrived.

@@ -24,7 +24,7 @@ namespace tracekern {
 template <class T, class Rec>
 TK_DEVICE bool serve_rows(P2PContext<Rec>& context, Share share, uint32_t partition) {
     return for_rows_as_they_come(context, share, partition, [&](uint32_t src_rank, uint32_t slot) {
-        send_partial<T, true>(context, src_rank, context.args.recv_row(context.comm.rank, src_rank, slot));
+        SumOfEachRank::send<T, true>(context, src_rank, context.args.recv_row(context.comm.rank, src_rank, slot));
     });
 }
 
@@ -42,7 +42,7 @@ TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, Roles roles) {
         if (!ok || partition == 0) continue;
         if (on_expert_side) ok = serve_rows<T>(context, share, partition - 1);
         if (ok && on_token_side) {
-            ok = reduce_tokens<T, P2PVariant::pipelined>(context, share, partition - 1);
+            ok = reduce_tokens<T, SumOfEachRank>(context, share, partition - 1);
         }
     }
 }
@@ -59,7 +59,7 @@ struct P2PDispatchCombine : P2PKernelWithLists<P2PStage::dispatch_combine> {
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
         const Roles roles(warp);
         P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        if (roles.template has<P2PRole::count>()) exchange_counts<P2PVariant::pipelined>(context);
+        if (roles.template has<P2PRole::count>()) exchange_counts(context);
         if (is_working_block(warp)) exchange_partitions<T>(context, roles);
         finish_call(context);
     }

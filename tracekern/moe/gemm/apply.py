@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekern.errors import BadInput
 from tracekern.moe.gemm import checks
 from tracekern.moe.gemm.kernels import Sizes, launch
 
@@ -92,7 +93,7 @@ def _check(
     checks.check_weights("w13", w13, hidden, 2 * intermediate, x)
     checks.check_weights("w2", w2, intermediate, hidden, x)
     if w2.shape[0] != w13.shape[0]:
-        raise checks.BadInput(f"w13 has {w13.shape[0]} experts, w2 {w2.shape[0]}; wanted the same")
+        raise BadInput(f"w13 has {w13.shape[0]} experts, w2 {w2.shape[0]}; wanted the same")
     checks.check_choices(topk_ids, x.shape[0], w13.shape[0], x)
     checks.check_eids(eids, w13.shape[0], x)
     return hidden, intermediate

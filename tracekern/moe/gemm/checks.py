@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
-from tracekern.moe.gemm.kernels import FACTS, MAX_DETAIL, STAGINGS
+from tracekern.moe.experts import MAX_DETAIL
+from tracekern.moe.gemm.kernels import FACTS, STAGINGS
 from tracekern.moe.gemm.packing import DIVISOR, check_scales
 from tracekern.moe.shape import MAX_TOKENS, check_range, describe_tensor
 
@@ -45,7 +46,7 @@ def check_device(tensor: torch.Tensor, channels: int) -> None:
         facts = torch.cuda.get_device_properties(tensor.device)
         if facts.major < 8:
             raise BadInput(f"{facts.name} is sm_{facts.major}{facts.minor}; int4 experts need sm_80 or newer")
-        room = facts.shared_memory_per_block_optin
+        room = facts.shared_memory_per_block_optin  # type: ignore[attr-defined]  # missing in torch's stub
     elif tensor.device.type != "cpu":
         raise BadInput(f"x is on {tensor.device}; wanted cpu or cuda")
     needed = FACTS.shared_bytes(channels)
@@ -114,7 +115,7 @@ def check_eids(eids: torch.Tensor | None, num_experts: int, like: torch.Tensor) 
     if eids.device.type == "cpu":
         if int(eids.min()) < 0 or int(eids.max()) >= num_experts:
             raise BadInput(f"eids has {eids.tolist()}; wanted 0 to {num_experts - 1}")
-        if len(eids.unique()) != eids.numel():
+        if len(set(eids.tolist())) != eids.numel():
             raise BadInput(f"eids has {eids.tolist()}; wanted each expert once")
 
 

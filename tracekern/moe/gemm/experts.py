@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
-from tracekern.moe.experts import Experts
+from tracekern.moe.experts import ExpertKind, Experts
 from tracekern.moe.gemm import checks
 from tracekern.moe.gemm.kernels import FACTS, Sizes, event_table, make_call, native_of
+from tracekern.moe.gemm.packing import DIVISOR
 from tracekern.moe.gemm.steps import k2, k4
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from tracekern.comm.communicator import Communicator
     from tracekern.moe.launches import Launches, Run
     from tracekern.moe.shape import MoeShape
-
-EXPERTS = ("scale", "int4_sparse")
-"""Kinds of experts of `tracekern run moe`."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def tensor_bytes(shape: MoeShape, intermediate: int, has_regions: bool) -> int:
     return 8 * words + 2 * num_rows * intermediate
 
 
-def why_unsuitable(variant: str, stages: dict[str, tuple[str, ...]], shape: MoeShape, intermediate: int) -> str:
+def why_unsuitable(variant: str, stages: Mapping[str, tuple[str, ...]], shape: MoeShape, intermediate: int) -> str:
     """Returns why a run of the variant cannot have int4 experts; "" if it can. stages: variant -> its kernels."""
     takes = [name for name, kernels in stages.items() if has_place_for_experts(kernels)]
     if variant not in takes:
@@ -187,9 +185,12 @@ def why_unsuitable(variant: str, stages: dict[str, tuple[str, ...]], shape: MoeS
     if shape.dtype != "bf16":
         return f"dtype is {shape.dtype}; expert int4_sparse takes bf16"
     for name, size in (("hidden", shape.hidden), ("intermediate", intermediate)):
-        if size == 0 or size % checks.DIVISOR:
-            return f"{name} is {size}; expert int4_sparse takes a multiple of {checks.DIVISOR}"
+        if size == 0 or size % DIVISOR:
+            return f"{name} is {size}; expert int4_sparse takes a multiple of {DIVISOR}"
     most = (checks.MAX_SHARED_BYTES - FACTS.shared_bytes(0)) // 16
     if max(shape.hidden, intermediate) > most:
         return f"hidden is {shape.hidden}, intermediate {intermediate}; expert int4_sparse takes at most {most}"
     return ""
+
+
+EXPERTS = ExpertKind("int4_sparse", draw_int4_experts, why_unsuitable, tensor_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 FACTS = _C.families["gemm"]
 STAGINGS: tuple[str, ...] = tuple(FACTS.stagings)
 """How weights come to the multiplication; the results are the same bits."""
-MAX_DETAIL = (1 << 31) - 1
-"""Largest number of tiles of which one is on record step by step."""
 
 _TENSORS = (
     "expert_ids",
@@ -60,7 +58,7 @@ class Sizes:
 def launch(
     stages: Sequence[str],
     sizes: Sizes,
-    tensors: dict[str, torch.Tensor | None],
+    tensors: Mapping[str, torch.Tensor | None],
     *,
     device: torch.device,
     staging: str = "direct",
@@ -91,7 +89,7 @@ def native_of(backend: str) -> Any:
 
 
 def make_call(
-    native: Any, sizes: Sizes, tensors: dict[str, torch.Tensor | None], places: dict[str, int] | None = None
+    native: Any, sizes: Sizes, tensors: Mapping[str, torch.Tensor | None], places: dict[str, int] | None = None
 ) -> Any:
     """Returns a native Call of these tensors, and of what lies at other addresses. Both by name of _TENSORS."""
     known = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}

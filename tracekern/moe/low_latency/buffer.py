@@ -14,6 +14,14 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
 from tracekern.moe.launches import check_capture
+from tracekern.moe.low_latency.checks import (
+    bad_choice,
+    check_combine,
+    check_dispatch,
+    check_experts,
+    check_flag,
+    check_making,
+)
 from tracekern.moe.low_latency.handle import Dispatched, Handle, Slots
 from tracekern.moe.low_latency.kernels import Kernels, Limits
 from tracekern.moe.low_latency.settings import (
@@ -24,12 +32,6 @@ from tracekern.moe.low_latency.settings import (
     SCALE_GROUP,
     LaunchShape,
     Layout,
-    bad_choice,
-    check_combine,
-    check_dispatch,
-    check_experts,
-    check_flag,
-    check_making,
 )
 from tracekern.moe.shape import require_tensor
 
@@ -173,11 +175,11 @@ class Buffer:
             dispatched = self._make_dispatched(layout, x, topk_idx, use_fp8)
             limits = self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
             hook = self._start_dispatch(dispatched, return_recv_hook, capture, limits)
-        tensors = dispatched.tensors
-        recv_x, scales = tensors["packed_recv_x"], tensors["packed_recv_scales"]
+        tensor, scales = dispatched.tensor, dispatched.tensors["packed_recv_scales"]
+        recv_x = tensor("packed_recv_x")
         received = recv_x if scales is None else (recv_x, scales.transpose(1, 2))
-        handle = Handle.of(dispatched, tensors["packed_recv_src_info"], tensors["packed_recv_layout_range"])
-        return received, tensors["packed_recv_count"], handle, EventOverlap(), hook
+        handle = Handle.of(dispatched, tensor("packed_recv_src_info"), tensor("packed_recv_layout_range"))
+        return received, tensor("packed_recv_count"), handle, EventOverlap(), hook
 
     def low_latency_combine(
         self,
@@ -268,7 +270,8 @@ class Buffer:
         self.comm.synchronize()
         bad = self._kernels.native.take_bad_choice() if self._layout else None
         if bad is not None and self._layout is not None:
-            raise BadInput(f"rank {self.rank}: {bad_choice(*bad, self._layout.num_experts)}")
+            token, choice, expert = bad
+            raise BadInput(f"rank {self.rank}: {bad_choice(token, choice, expert, self._layout.num_experts)}")
 
     def reset(self) -> None:
         """Collective: makes the buffer usable again after a CommTimeout. Handles of before cannot be used."""
@@ -473,7 +476,7 @@ class Buffer:
 
 def _topk_of(topk_idx: Any) -> int:
     """Returns the top-k; -1 for what is no tensor of choices."""
-    shape = getattr(topk_idx, "shape", ())
+    shape: Any = getattr(topk_idx, "shape", ())
     return int(shape[1]) if len(shape) == 2 else -1
 
 

@@ -34,6 +34,12 @@ class Dispatched:
     is_received: bool = False
     is_combined: bool = False
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """Returns a tensor that every dispatch has."""
+        tensor = self.tensors[name]
+        assert tensor is not None
+        return tensor
+
     @property
     def slot(self) -> int:
         """Returns which half of the buffer it holds: dispatches take them in turns."""

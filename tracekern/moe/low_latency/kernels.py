@@ -194,7 +194,7 @@ class Kernels:
             if handle != stream.cuda_stream and was_captured == is_captured:
                 stream.wait_event(event)
         yield
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         self._last_launch = stream.cuda_stream, event, is_captured
 

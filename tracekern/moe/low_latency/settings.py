@@ -1,24 +1,15 @@
-"""What a low latency call is made for, the checks of its tensors, and the launch arithmetic."""
+"""What a low latency call is made for, and the launch arithmetic."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekern import _C
-from tracekern.comm.communicator import check_choice
 from tracekern.comm.group import MAX_HEAP_RANKS, Group
 from tracekern.errors import BadInput
-from tracekern.formatting import shown
-from tracekern.moe.experts import Experts
 from tracekern.moe.pipeline import MAX_CPU_WARPS, SPARE_SMS
-from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
-
-if TYPE_CHECKING:
-    import torch
-
-    from tracekern.comm.communicator import Communicator
-    from tracekern.moe.low_latency.handle import Dispatched
+from tracekern.moe.shape import MAX_EXPERTS, check_range
 
 FACTS = _C.families["low_latency"]
 SCALE_GROUP: int = FACTS.scale_group
@@ -35,8 +26,6 @@ FAULT_VALUES = {"count": "~token", "results": "token"}
 WARPS = {"cuda": 32, "hip": 16, "cpu": 16}
 """Warps of a block, DeepEP's kNumMaxWarpGroups."""
 CPU_GROUPS_PER_BLOCK = 8
-ALIGNMENT = 16
-"""Of the tensors' memory: kernels move 16 bytes at a time."""
 
 
 @dataclass(frozen=True)
@@ -137,141 +126,3 @@ class LaunchShape:
     def num_warps(self) -> int:
         """Warps of a block."""
         return self.num_warp_groups * self.num_warps_per_group
-
-
-def check_making(sizes: dict[str, Any], low_latency_mode: Any, executor: Any) -> dict[str, Any]:
-    """Raises BadInput for arguments that no Buffer is made with. Returns those in which ranks may not differ."""
-    most = {"num_sms": 4096, "num_max_warp_groups": 32}
-    for name, value in sizes.items():
-        check_range(name, value, 0, most.get(name, 1 << 62))
-    check_flag("low_latency_mode", low_latency_mode)
-    if sizes["num_nvl_bytes"] or not low_latency_mode:
-        raise BadInput("num_nvl_bytes and low_latency_mode=False are for DeepEP's normal mode, which is not here yet")
-    check_choice("executor", executor, ("fibers", "threads"))
-    return {"num_rdma_bytes": int(sizes["num_rdma_bytes"])}
-
-
-def check_dispatch(
-    comm: Communicator, layout: Layout, shape: LaunchShape, x: torch.Tensor, topk_idx: torch.Tensor, use_fp8: bool
-) -> None:
-    """Raises BadInput for tensors that dispatch cannot use."""
-    import torch
-
-    num_tokens = int(x.shape[0]) if x.ndim == 2 else -1
-    check_tensor(comm, "x", x, torch.bfloat16, (num_tokens, layout.hidden))
-    check_aligned("x", x)
-    _check_topk_idx(comm, shape, topk_idx, num_tokens)
-    most = layout.num_max_dispatch_tokens_per_rank
-    if num_tokens > most:
-        raise BadInput(f"{num_tokens} tokens; num_max_dispatch_tokens_per_rank is {most}")
-    if use_fp8 and layout.hidden % SCALE_GROUP:
-        raise BadInput(
-            f"hidden is {layout.hidden}; fp8 has a scale for {SCALE_GROUP} values: wanted a multiple, or use_fp8=False"
-        )
-    if comm.device.backend == "cpu":  # on a GPU looking at them would synchronize the stream in every call
-        _check_ids(topk_idx, layout.num_experts)
-
-
-def check_experts(comm: Communicator, layout: Layout, experts: Experts, rows: torch.Tensor) -> None:
-    """Raises BadInput for experts that kernels cannot use between dispatch and combine, or for rows of results."""
-    num_ranks, most = comm.group.num_ranks, layout.num_max_dispatch_tokens_per_rank
-    if not isinstance(experts, Experts):
-        raise BadInput(f"experts is {type(experts).__name__}; wanted Experts, or Int4Experts")
-    experts.check(comm, MoeShape(num_ranks, most, layout.num_experts, 1, layout.hidden, "bf16"))
-    _check_expert_rows(comm, layout, "rows", rows)
-
-
-def check_combine(
-    comm: Communicator,
-    dispatched: Dispatched,
-    x: torch.Tensor,
-    topk_idx: torch.Tensor,
-    topk_weights: torch.Tensor,
-    out: torch.Tensor | None,
-) -> None:
-    """Raises BadInput for tensors that combine cannot use. dispatched: what it belongs to."""
-    import torch
-
-    layout, num_tokens, topk = dispatched.layout, dispatched.num_tokens, dispatched.topk
-    _check_expert_rows(comm, layout, "x", x)
-    require_tensor("topk_idx", topk_idx)
-    if topk_idx.dtype not in (torch.int32, torch.int64):
-        raise BadInput(f"topk_idx is {describe_tensor(topk_idx)}; wanted int64 or int32")
-    check_tensor(comm, "topk_idx", topk_idx, topk_idx.dtype, (num_tokens, topk))
-    check_tensor(comm, "topk_weights", topk_weights, torch.float32, (num_tokens, topk))
-    if out is not None:
-        check_tensor(comm, "out", out, torch.bfloat16, (num_tokens, layout.hidden))
-        check_aligned("out", out)
-    if dispatched.sent_ids is not None:
-        _check_ids(topk_idx, layout.num_experts)
-        _check_sent(topk_idx, dispatched.sent_ids)
-
-
-def _check_expert_rows(comm: Communicator, layout: Layout, name: str, rows: torch.Tensor) -> None:
-    import torch
-
-    num_local = layout.num_experts // comm.group.num_ranks
-    check_tensor(comm, name, rows, torch.bfloat16, (num_local, layout.num_rows(comm.group.num_ranks), layout.hidden))
-    check_aligned(name, rows)
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raises BadInput unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise BadInput(f"{name} is {shown(value)}; wanted True or False")
-
-
-def check_aligned(name: str, tensor: torch.Tensor) -> None:
-    """Raises BadInput for memory that kernels cannot move 16 bytes at a time."""
-    if tensor.data_ptr() % ALIGNMENT:
-        raise BadInput(f"{name} begins at an address that {ALIGNMENT} bytes do not divide; clone() it")
-
-
-def _check_topk_idx(comm: Communicator, shape: LaunchShape, topk_idx: torch.Tensor, num_tokens: int) -> None:
-    import torch
-
-    require_tensor("topk_idx", topk_idx)
-    if topk_idx.ndim != 2 or topk_idx.dtype not in (torch.int32, torch.int64):
-        raise BadInput(f"topk_idx is {describe_tensor(topk_idx)}; wanted int64 or int32 [{num_tokens}, topk]")
-    topk = int(topk_idx.shape[1])
-    check_tensor(comm, "topk_idx", topk_idx, topk_idx.dtype, (num_tokens, topk))
-    check_range("top-k", topk, 1, MAX_TOPK)
-    if topk >= shape.num_warps:
-        raise BadInput(
-            f"top-k is {topk}; a block's {shape.num_warps} warps send at most {shape.num_warps - 1} choices; "
-            "take a larger num_max_warp_groups, of `run moe` --warps"
-        )
-
-
-def _check_ids(topk_idx: torch.Tensor, num_experts: int) -> None:
-    wrong = (topk_idx < -1) | (topk_idx >= num_experts)
-    if wrong.any():
-        token, choice = wrong.nonzero()[0].tolist()
-        raise BadInput(bad_choice(token, choice, int(topk_idx[token, choice]), num_experts))
-    ordered = topk_idx.sort(dim=1).values
-    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    if twice.any():
-        token, place = twice.nonzero()[0].tolist()
-        expert = int(ordered[token, place])
-        choice = (topk_idx[token] == expert).nonzero()[1].item()
-        raise BadInput(bad_choice(token, int(choice), expert, num_experts))
-
-
-def _check_sent(topk_idx: torch.Tensor, sent_ids: torch.Tensor) -> None:
-    """Raises BadInput for a choice whose expert the dispatch has sent nothing to: there is no result to add."""
-    strange = (topk_idx >= 0) & (topk_idx.unsqueeze(2) != sent_ids.unsqueeze(1)).all(dim=2)
-    if strange.any():
-        token, choice = strange.nonzero()[0].tolist()
-        expert = int(topk_idx[token, choice])
-        raise BadInput(
-            f"topk_idx[{token}, {choice}] is expert {expert}, to which the dispatch has not sent the token; wanted the "
-            "topk_idx of the dispatch, or -1"
-        )
-
-
-def bad_choice(token: int, choice: int, expert: int, num_experts: int) -> str:
-    """Returns what is wrong with a choice that no kernel follows."""
-    which = f"topk_idx[{token}, {choice}] is expert {expert}"
-    if not 0 <= expert < num_experts:
-        return f"{which}; wanted -1 (none) or 0 to {num_experts - 1}"
-    return f"{which}, which the token has named before; wanted each expert once"

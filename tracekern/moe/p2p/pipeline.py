@@ -16,8 +16,17 @@ STAGES: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
 
 FAULT_VALUES = {"counts": "token", "rank": "token"}
 """Channel -> what the values of its flags count."""
-_ROWS = ("copy_token", "signal_token", "receive_token", "copy_row", "signal_row", "send_result", "signal_result")
-_ROWS += ("send_partial", "signal_partial")
+_ROWS = (
+    "copy_token",
+    "signal_token",
+    "receive_token",
+    "copy_row",
+    "signal_row",
+    "send_result",
+    "signal_result",
+    "send_partial",
+    "signal_partial",
+)
 """Events whose spans are of a row each."""
 
 MAX_PARTITIONS = 64
@@ -66,8 +75,11 @@ class P2PPipeline(Pipeline):
             partitions=settings["partitions"],
             fault_values=FAULT_VALUES,
             settings={"partitions": partitions} if partitions else {},
-            bytes_of={**dict.fromkeys(_ROWS, shape.row_bytes), "expand_row": (shape.row_bytes, "experts")}
-            | {"signal_rank": (shape.row_bytes, "tokens")},
+            bytes_of={
+                **dict.fromkeys(_ROWS, shape.row_bytes),
+                "expand_row": (shape.row_bytes, "experts"),
+                "signal_rank": (shape.row_bytes, "tokens"),
+            },
             **how,
         )
 

@@ -149,6 +149,6 @@ class _Slopes:
         one, other = (n - 1, n + 1) if 0 < n < last else (1, 2) if n == 0 else (last - 1, last - 2)
         share = float((self.middle[other] - self.middle[n]) / (self.middle[other] - self.middle[one]))
         expected = share * self.slope[one] + (1 - share) * self.slope[other]
-        farthest = max(abs(float(self.middle[of] - self.middle[n])) for of in (one, other))
+        farthest = max(abs(float(self.middle[side] - self.middle[n])) for side in (one, other))
         allowed = bend * farthest + self.noise(n, {one: share, other: 1 - share})
         return bool(abs(self.slope[n] - expected) <= allowed)

@@ -67,10 +67,10 @@ def _part_bars(path: IterationPath) -> Figure:
     if rest:
         bars.append((count(len(rest), "smaller part"), list(rest)))
     rows = [name for name, _ in bars]
-    unit, size = time_scale([sum(part.time_ns for part in of) for _, of in bars])
+    unit, size = time_scale([sum(part.time_ns for part in parts) for _, parts in bars])
     parts, hover = [], []
     for kind, (name, color, pattern) in _LOOKS.items():
-        own = [sum(part.time_ns for part in of if part.kind == kind) for _, of in bars]
+        own = [sum(part.time_ns for part in parts if part.kind == kind) for _, parts in bars]
         if not any(own):
             continue
         parts.append((name, color, pattern, [ns / size for ns in own]))

@@ -21,7 +21,7 @@ def draw(findings: Findings) -> Answer:
         return Answer("No kernel is on record from begin to end.")
     text = escape(sentence(describe_idle(times)))
     if len(times.ranks) > 1:
-        worst = max(times.stages, key=lambda row: (not row.is_start_up, (row.imbalance - 1) * row.mean_ns))
+        worst = max(times.stages, key=lambda row: (row.imbalance - 1) * row.mean_ns)
         text = (
             f"The slowest rank exceeds the mean most in <b>{escape(worst.stage)}</b>: "
             f"<b>{factor(worst.imbalance)}</b> {duration(worst.mean_ns)}. {text}"

@@ -144,27 +144,31 @@ struct Slot {
         });
     }
 };
-using SlotK2 = Slot<2>;  // gate, up
-using SlotK4 = Slot<1>;
 
-// sums[path] = the products with all groups of x.
-template <uint32_t kPaths, class Rec>
-TK_DEVICE void sweep_pinned(
-    Warp& warp, Rec& steps, const WeightRows<kPaths>& weights, const ChannelRow* x, PerLane<LaneSums> (&sums)[kPaths]) {
-    Slot<kPaths> next;
-    next.stage_group(warp, steps, weights, 0);
-    next.template park_half<0>(warp, steps, 0);
-    next.template park_half<1>(warp, steps, 0);
-    TK_NO_UNROLL
-    for (uint32_t group = 0; group < weights.num_groups; ++group, x += kChannelsPerGroup) {
-        const Slot<kPaths> cur = next;
-        const bool has_next = group + 1 < weights.num_groups;
-        if (has_next) next.stage_group(warp, steps, weights, group + 1);
-        multiply_half<0>(warp, steps, x, cur, group, sums);
-        if (has_next) next.template park_half<0>(warp, steps, group + 1);
-        multiply_half<1>(warp, steps, x, cur, group, sums);
-        if (has_next) next.template park_half<1>(warp, steps, group + 1);
+template <>
+struct SweepWith<GemmStaging::pinned> {
+    // sums[path] = the products with all groups of x.
+    template <uint32_t kPaths, class Rec>
+    TK_DEVICE static void run(Warp& warp,
+                              Rec& steps,
+                              const WeightRows<kPaths>& weights,
+                              const ChannelRow* x,
+                              PerLane<LaneSums> (&sums)[kPaths]) {
+        Slot<kPaths> next;
+        next.stage_group(warp, steps, weights, 0);
+        next.template park_half<0>(warp, steps, 0);
+        next.template park_half<1>(warp, steps, 0);
+        TK_NO_UNROLL
+        for (uint32_t group = 0; group < weights.num_groups; ++group, x += kChannelsPerGroup) {
+            const Slot<kPaths> cur = next;
+            const bool has_next = group + 1 < weights.num_groups;
+            if (has_next) next.stage_group(warp, steps, weights, group + 1);
+            multiply_half<0>(warp, steps, x, cur, group, sums);
+            if (has_next) next.template park_half<0>(warp, steps, group + 1);
+            multiply_half<1>(warp, steps, x, cur, group, sums);
+            if (has_next) next.template park_half<1>(warp, steps, group + 1);
+        }
     }
-}
+};
 
 }  // namespace tracekern

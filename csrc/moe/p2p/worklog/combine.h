@@ -12,13 +12,14 @@
 // has the source's counts of e+1, which the source sends after its combine_recv of e.
 #pragma once
 
-#include "moe/p2p/dispatch.h"
+#include "moe/p2p/worklog/dispatch.h"
 
 namespace tracekern {
 
-TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
-    return args.comm.rank * args.shape.num_local_experts() + local_expert;
-}
+// Shared memory of a block of combine_recv.
+struct ReduceShared {
+    uint32_t failed[2];  // [parity of the token's turn] a warp waited in vain
+};
 
 // The variants that are not fused: the experts as a kernel of their own.
 template <class T>
@@ -67,6 +68,13 @@ TK_DEVICE void send_results_flags(P2PContext<Rec>& context) {
         uint64_t* flag = context.args.results_flag(peer, context.comm.rank);
         signal<P2PChannel::results>(context.warp, flag, context.epoch, 0);
     });
+}
+
+// My peers may overwrite their part of my receive buffer and of my counts. The first block. Relaxed is enough: both
+// were read in an earlier kernel, the peer writes in a later one, and its results, which are released, order every row.
+template <class Rec>
+TK_DEVICE void acknowledge_all(P2PContext<Rec>& context) {
+    for_peers_of_warp(context, [&](uint32_t peer) { acknowledge(context, peer); });
 }
 
 template <class T, P2PVariant kVariant>
@@ -155,22 +163,6 @@ TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
     } else {
         reduce_packs<T, 1>(warp, args, token);
     }
-}
-
-// The last block to get here leaves the counters as the next call wants to find them. All warps have read the epoch:
-// each block has had a barrier since.
-template <class Rec>
-TK_DEVICE void prepare_next_call(P2PContext<Rec>& context) {
-    Warp& warp = context.warp;
-    const P2PArgs& args = context.args;
-    if (warp.warp != 0) return;
-    const uint64_t done = take_ticket<CommChannel::grid>(warp, &args.state->blocks_done.word);
-    if (done != warp.num_blocks - 1) return;
-    warp.strided(args.layout.num_partitions * args.shape.num_ranks, [&](uint32_t i) { args.send_count[i] = 0; });
-    warp.leader([&] {
-        args.state->blocks_done.word = 0;
-        args.state->epoch.word = next_epoch(context.epoch);
-    });
 }
 
 template <class T, P2PVariant kVariant>
