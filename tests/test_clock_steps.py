@@ -128,7 +128,7 @@ def said(timeline: Timeline) -> list[str]:
 @pytest.mark.parametrize("flows", [False, True])
 @pytest.mark.parametrize("num_rounds", [2, 3, 5])
 def test_sound_clocks_raise_no_alarm_and_keep_their_bound(tmp_path, flows, num_rounds):
-    for seed in range(900, 906):
+    for seed in range(900, 902):
         timeline, _, _ = capture(tmp_path / str(seed), Case(flows=flows), seed, num_rounds)
         assert said(timeline) == []
         assert max(rank.clock.hard_ns for rank in timeline.ranks) < 720
@@ -141,7 +141,7 @@ def test_sound_clocks_raise_no_alarm_and_keep_their_bound(tmp_path, flows, num_r
 )
 def test_what_clocks_do_between_rounds_stays_within_the_bound(tmp_path, case, flows):
     case = dataclasses.replace(case, flows=flows)
-    for seed in range(950, 956):
+    for seed in range(950, 953):
         timeline, _, _ = capture(tmp_path / str(seed), case, seed, 3 + seed % 3)
         if case.jump_ns >= 1_500:
             assert any("jumped by up to" in text for text in said(timeline))

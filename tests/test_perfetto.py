@@ -257,6 +257,7 @@ def test_ranks_stand_in_order(tmp_path: Path):
     assert [name.split()[1] for name, _ in ranked] == [str(rank) for rank in range(12)]
 
 
+@pytest.mark.soak
 def test_the_order_of_a_rank_of_very_many_warps_is_an_int32():
     blocks, warps = 65_536, 8
     tracks = tuple(

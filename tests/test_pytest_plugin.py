@@ -34,7 +34,8 @@ FACTOR = {factor}
 
 def run_kernel(capture, room=4 * SPANS):
     launched = capture.launch("dispatch", grid=1, warps=1, events=json.dumps(EVENTS), epoch=1)
-    write_track(launched.descriptor, 0, 10**15, np.array([COPY_NS, WAIT_NS * FACTOR]), np.random.default_rng(1))
+    means = 100 * np.array([COPY_NS, WAIT_NS * FACTOR])  # recording costs nothing beside it, on a busy machine too
+    write_track(launched.descriptor, 0, 10**15, means, np.random.default_rng(1))
 
 def test_waits(tracekern_capture, stall_budget):
     for _ in range({captures}):
@@ -80,10 +81,10 @@ def kept(pytester) -> list[Path]:
 
 def test_a_budget_that_holds_and_one_that_does_not(inner, pytester):
     inner(in_a_process=True).assert_outcomes(passed=2)
-    result = inner(budget="wait_token.p50=1us", in_a_process=True)
+    result = inner(budget="wait_token.p50=150us", in_a_process=True)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*over the stall budget*", "dispatch.wait_token.p50 is * us, its budget is 1.00 us (+*%)"]
+        ["*over the stall budget*", "dispatch.wait_token.p50 is * us, its budget is 150 us (+*%)"]
     )
     assert kept(pytester) == []
 
