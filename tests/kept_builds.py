@@ -147,7 +147,7 @@ def main(name: str, arguments: Sequence[str]) -> int:
     has_other_files = "-include" in command or any(os.path.isfile(word) for word in command[1:])
     if has_other_files or not sources or not (output or "-fsyntax-only" in command):
         os.execv(compiler(name) or name, [name, *arguments])
-    done = build(command, sources)
+    done = build(command, sources, Path(output).suffix)
     sys.stderr.write(done.stderr)
     if done.returncode == 0 and output:
         shutil.copy(done.result, output)

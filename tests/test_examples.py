@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import tracekern
 from tests.toolchains import NVCC, require
@@ -26,8 +25,7 @@ EXTENSION = ROOT / "examples" / "torch_extension"
 
 
 def test_a_kernel_of_your_own(tmp_path, command_line):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     copy = shutil.copytree(EXAMPLE, tmp_path / "my_kernel", ignore=shutil.ignore_patterns("*.so"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, copy / "trace_it.py"], cwd=tmp_path, check=True, env=environment)
@@ -49,8 +47,7 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
 
 
 def test_kernels_that_wait_for_other_ranks(tmp_path):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     copy = shutil.copytree(SIGNALS, tmp_path / "signals", ignore=shutil.ignore_patterns("*.so"))
 
     def start(*options: str) -> subprocess.CompletedProcess[str]:
@@ -78,8 +75,7 @@ def test_kernels_that_wait_for_other_ranks(tmp_path):
 
 
 def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path, command_line):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, RING / "run_it.py", "--delays", "--slow", "1", "-o", tmp_path / "ring"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
