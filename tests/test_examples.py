@@ -105,7 +105,7 @@ def test_the_page_on_libraries_compiles(tmp_path):
     used = f"template __global__ void combine(float*, {named});\n"
     source = tmp_path / "library.cu"
     source.write_text("\n".join(re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)) + used)
-    flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-c", source, "-o", tmp_path / "library.o")
+    flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-ptx", source, "-o", tmp_path / "library.ptx")
     command = [word.replace("c++20", "c++17") for word in NVCC]
     done = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
