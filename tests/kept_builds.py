@@ -31,11 +31,16 @@ _SOURCES = {".c", ".cpp", ".cu"}
 _INCLUDE = re.compile(rb'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 
 
+def _path() -> str:
+    """PATH without what compilers_that_keep() put there."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if folder != str(_BIN))
+
+
 @functools.cache
 def compiler(name: str) -> str | None:
-    """Where the compiler itself is, and not what compilers_that_keep() made; None if it is missing."""
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder != str(_BIN)))
+    """Where the compiler itself is; None if it is missing."""
+    return shutil.which(name, path=_path())
 
 
 @functools.cache
@@ -98,7 +103,9 @@ def build(command: Sequence[str], sources: Sequence[Path], suffix: str = "") -> 
             return Build(0, log_of(result).read_text(), result)
         partial = result.with_name(f"{result.stem}.{os.getpid()}{suffix}")
         words = [compiler(command[0]) or command[0], *command[1:], "-o", str(partial), *map(str, sources)]
-        done = subprocess.run(words, capture_output=True, text=True)
+        # A compiler may be a wrapper that looks for the next one of its name.
+        environment = {**os.environ, "PATH": _path()}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
         if done.returncode == 0:
             with contextlib.suppress(FileNotFoundError):
                 partial.rename(result)
