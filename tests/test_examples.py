@@ -11,11 +11,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import tracekern
 from tests.toolchains import NVCC, require
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.load import load
+
+pytestmark = pytest.mark.usefixtures("quick_builds")
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"

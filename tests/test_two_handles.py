@@ -18,6 +18,8 @@ from tests.toolchains import require
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END
 
+pytestmark = pytest.mark.usefixtures("quick_builds")
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "two_handles"
 
