@@ -41,6 +41,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         kept_builds.remove_old()
 
 
+@pytest.fixture
+def quick_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For examples, which are tested for what they do: -O2 takes half as long again as -O0."""
+    monkeypatch.setenv(kept_builds.QUICK, "1")
+
+
 def without_dead_runs(stderr: str) -> str:
     """What a command told, but of ranks that another test has killed meanwhile."""
     told = (" left records in shared memory; ", "so did those of ")

@@ -25,17 +25,24 @@ CACHE = Path(__file__).resolve().parent.parent / "build" / "tests"
 COMPILERS = ("g++", "nvcc", "clang++-19")
 KEPT_S = 14 * 86_400
 """Of an entry that no test asked for."""
+QUICK = "TRACEKERN_TESTS_QUICK"
+"""Variable under which a program that calls a compiler gets -O0 for -O2."""
 
 _BIN = CACHE / "bin"
 _SOURCES = {".c", ".cpp", ".cu"}
 _INCLUDE = re.compile(rb'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 
 
+def _path() -> str:
+    """PATH without what compilers_that_keep() put there."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if folder != str(_BIN))
+
+
 @functools.cache
 def compiler(name: str) -> str | None:
-    """Where the compiler itself is, and not what compilers_that_keep() made; None if it is missing."""
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder != str(_BIN)))
+    """Where the compiler itself is; None if it is missing."""
+    return shutil.which(name, path=_path())
 
 
 @functools.cache
@@ -98,7 +105,9 @@ def build(command: Sequence[str], sources: Sequence[Path], suffix: str = "") -> 
             return Build(0, log_of(result).read_text(), result)
         partial = result.with_name(f"{result.stem}.{os.getpid()}{suffix}")
         words = [compiler(command[0]) or command[0], *command[1:], "-o", str(partial), *map(str, sources)]
-        done = subprocess.run(words, capture_output=True, text=True)
+        # A compiler may be a wrapper that looks for the next one of its name.
+        environment = {**os.environ, "PATH": _path()}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
         if done.returncode == 0:
             with contextlib.suppress(FileNotFoundError):
                 partial.rename(result)
@@ -143,11 +152,11 @@ def main(name: str, arguments: Sequence[str]) -> int:
         elif Path(word).suffix in _SOURCES and not word.startswith("-"):
             sources.append(Path(word))
         else:
-            command.append(word)
+            command.append("-O0" if word == "-O2" and QUICK in os.environ else word)
     has_other_files = "-include" in command or any(os.path.isfile(word) for word in command[1:])
     if has_other_files or not sources or not (output or "-fsyntax-only" in command):
         os.execv(compiler(name) or name, [name, *arguments])
-    done = build(command, sources)
+    done = build(command, sources, Path(output).suffix)
     sys.stderr.write(done.stderr)
     if done.returncode == 0 and output:
         shutil.copy(done.result, output)

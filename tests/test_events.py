@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import json
-import shutil
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from toolchains import require
 
 import tracekern
 
@@ -33,90 +34,110 @@ END_TOO_WIDE = "the end fields of wait_row, which is stored when it opens: wante
 
 
 def compile_table(directory: Path, *flags: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     source = directory / "table.cpp"
     source.write_text(SOURCE.format(**GOOD | changes))
     return subprocess.run([*COMMAND, *flags, source], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({"channel": "row dta row"}, "the channel of wait_row: wanted"),
-        ({"channel": "row data raw"}, "the channel of wait_row: wanted"),
-        ({"channel": "row"}, "the channel of wait_row: wanted"),
-        ({"channel": " "}, "the channel of wait_row: wanted"),
-        ({"channel": "row count row initial=8"}, "of credit and count first initial=NUMBER"),
-        ({"channel": "row credit initial=8 initial=8"}, "of credit and count first initial=NUMBER"),
-        ({"begin": "peer:10 row"}, "the fields of wait_row: wanted"),
-        ({"begin": "peer:10 row:0"}, "the fields of wait_row: wanted"),
-        ({"end": "seen:4294967297"}, "the fields of wait_row: wanted"),
-        ({"end": "seen:3x"}, "the fields of wait_row: wanted"),
-        ({"begin": "peer:10 row:46"}, TOO_WIDE),
-        ({"begin": "peer:10 row:14"}, TOO_WIDE),
-        ({"begin": "row:1", "end": "seen:55", "class": "work"}, TOO_WIDE),
-        ({"begin": "row:1", "end": "seen:33"}, END_TOO_WIDE),
-        ({"begin": "row:1", "end": "seen:23 peer:10", "class": "signal"}, END_TOO_WIDE),
-        ({"begin": "row:1", "end": "seen:33", "class": "sync"}, END_TOO_WIDE),
-    ],
-)
-def test_a_mistake_in_a_table_does_not_compile(tmp_path: Path, changes: dict[str, str], wanted: str):
-    result = compile_table(tmp_path, "-fsyntax-only", **changes)
-    assert result.returncode != 0
-    assert wanted in result.stderr
+def compile_cases(
+    directory: Path, cases: list[str], *include: str, compiler: str = "g++"
+) -> subprocess.CompletedProcess[str]:
+    """All in one file, each in a namespace case_NUMBER."""
+    require(compiler)
+    text = "".join(f"#include <{name}>\n" for name in ("tracekern.h", *include))
+    for number, case in enumerate(cases):
+        text += f'#undef MY_EVENTS\n#line 1 "case_{number}"\nnamespace case_{number} {{\n{case}\n}}\n'
+    (directory / "cases.cpp").write_text(text)
+    command = [compiler, *COMMAND[1:], "-fsyntax-only", directory / "cases.cpp"]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def assert_refused(done: subprocess.CompletedProcess[str], wanted: list[str]) -> None:
+    """Each case is refused for its own reason: an error with the words that are wanted is about it."""
+    errors: list[list[str]] = [[]]
+    for line in done.stderr.splitlines():
+        begins = not line.startswith(" ") and ": note: " not in line
+        if begins and any(": error: " in line for line in errors[-1]):
+            errors.append([])
+        errors[-1].append(line)
+    for number, words in enumerate(wanted):
+        own = ["\n".join(error) for error in errors if re.search(rf"\bcase_{number}\b", "\n".join(error))]
+        assert any(words in error for error in own), f"case {number}, wanted {words}: {own}"
+
+
+def table(**changes: str) -> str:
+    """The part of SOURCE that a case needs."""
+    return "\n".join(SOURCE.format(**GOOD | changes).splitlines()[1:3])
+
+
+MISTAKES = [
+    ({"channel": "row dta row"}, "the channel of wait_row: wanted"),
+    ({"channel": "row data raw"}, "the channel of wait_row: wanted"),
+    ({"channel": "row"}, "the channel of wait_row: wanted"),
+    ({"channel": " "}, "the channel of wait_row: wanted"),
+    ({"channel": "row count row initial=8"}, "of credit and count first initial=NUMBER"),
+    ({"channel": "row credit initial=8 initial=8"}, "of credit and count first initial=NUMBER"),
+    ({"begin": "peer:10 row"}, "the fields of wait_row: wanted"),
+    ({"begin": "peer:10 row:0"}, "the fields of wait_row: wanted"),
+    ({"end": "seen:4294967297"}, "the fields of wait_row: wanted"),
+    ({"end": "seen:3x"}, "the fields of wait_row: wanted"),
+    ({"begin": "peer:10 row:46"}, TOO_WIDE),
+    ({"begin": "peer:10 row:14"}, TOO_WIDE),
+    ({"begin": "row:1", "end": "seen:55", "class": "work"}, TOO_WIDE),
+    ({"begin": "row:1", "end": "seen:33"}, END_TOO_WIDE),
+    ({"begin": "row:1", "end": "seen:23 peer:10", "class": "signal"}, END_TOO_WIDE),
+    ({"begin": "row:1", "end": "seen:33", "class": "sync"}, END_TOO_WIDE),
+]
+
+
+def test_a_mistake_in_a_table_does_not_compile(tmp_path: Path):
+    names = [f"wait_{number}" for number in range(len(MISTAKES))]
+    cases = [table(name=name, **changes) for name, (changes, _) in zip(names, MISTAKES, strict=True)]
+    wanted = [words.replace("wait_row", name) for name, (_, words) in zip(names, MISTAKES, strict=True)]
+    assert_refused(compile_cases(tmp_path, cases), wanted)
+
+
+def test_a_table_may_use_every_bit(tmp_path: Path):
+    changes = [
         {},
         {"class": "work", "begin": "row:22", "end": "seen:33"},
         {"class": "work", "begin": "", "end": "seen:55", "channel": ""},
         {"class": "signal", "begin": "row:55", "end": ""},
         {"class": "sync"},
-    ],
-)
-def test_a_table_may_use_every_bit(tmp_path: Path, changes: dict[str, str]):
-    assert compile_table(tmp_path, "-fsyntax-only", **changes).stderr == ""
+    ]
+    assert compile_cases(tmp_path, [table(**change) for change in changes]).stderr == ""
 
 
-@pytest.mark.parametrize("recorder", ["Recorder<true>", "Recorder<false>"])
-@pytest.mark.parametrize("end", ["TK_END();", "TK_END_IF(true);", "TK_END(1, 2);", "TK_END_AFTER(1);"])
-def test_an_end_without_its_fields_does_not_compile(tmp_path: Path, recorder: str, end: str):
-    body = f"TK_WAIT(recorder, MyEvent::wait_row, 1, 2); {end}"
-    source = SOURCE.format(**GOOD) + f"using namespace tracekern; void kernel({recorder}& recorder) {{{{ {body} }}}}"
-    (tmp_path / "kernel.cpp").write_text(source.replace("{{", "{").replace("}}", "}"))
-    result = subprocess.run([*COMMAND, "-fsyntax-only", tmp_path / "kernel.cpp"], capture_output=True, text=True)
-    assert result.returncode != 0
-    assert "take one value for each field at the event's end" in result.stderr
-    right = (tmp_path / "kernel.cpp").read_text().replace(end, "TK_END(1);")
-    (tmp_path / "kernel.cpp").write_text(right)
-    subprocess.run([*COMMAND, "-fsyntax-only", tmp_path / "kernel.cpp"], check=True)
-
-
+ONE_END = "take one value for each field at the event's end"
 ONE_EACH = "one value for each field at the event's begin"
 IF_WITHIN = "TK_WAIT(recorder, MyEvent::wait_row, 1, 2);\n{ if (x) TK_WAIT_IF(recorder, x, MyEvent::wait_row, 1, 2); }"
+ENDS = ("TK_END();", "TK_END_IF(true);", "TK_END(1, 2);", "TK_END_AFTER(1);")
+SPANS = [
+    *(
+        (recorder, f"TK_WAIT(recorder, MyEvent::wait_row, 1, 2); {end}", ONE_END)
+        for recorder in ("Recorder<true>", "Recorder<false>")
+        for end in ENDS
+    ),
+    ("Recorder<true>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
+    ("Recorder<false>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
+    ("Recorder<false>", "TK_WAIT_IF(recorder, x, MyEvent::wait_row, 1); TK_END(1);", ONE_EACH),
+    ("Recorder<false>", "TK_SEQUENCE(recorder); TK_NEXT(MyEvent::wait_row);", ONE_EACH),
+    ("Recorder<true>", "if (x) TK_WAIT(recorder, MyEvent::wait_row, 1, 2);", "tk_span_needs_braces"),
+    ("Recorder<false>", IF_WITHIN, "tk_span_needs_braces"),
+]
+"""What would mean nothing, and why it does not compile."""
 
 
-@pytest.mark.parametrize(
-    ("recorder", "body", "wanted"),
-    [
-        ("Recorder<true>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
-        ("Recorder<false>", "TK_WAIT(recorder, MyEvent::wait_row); TK_END(1);", ONE_EACH),
-        ("Recorder<false>", "TK_WAIT_IF(recorder, x, MyEvent::wait_row, 1); TK_END(1);", ONE_EACH),
-        ("Recorder<false>", "TK_SEQUENCE(recorder); TK_NEXT(MyEvent::wait_row);", ONE_EACH),
-        ("Recorder<true>", "if (x) TK_WAIT(recorder, MyEvent::wait_row, 1, 2);", "tk_span_needs_braces"),
-        ("Recorder<false>", IF_WITHIN, "tk_span_needs_braces"),
-    ],
-)
-def test_a_span_that_would_mean_nothing_does_not_compile(tmp_path: Path, recorder: str, body: str, wanted: str):
-    source = SOURCE.format(**GOOD)
-    source += f"using namespace tracekern; void kernel({recorder}& recorder, bool x) {{\n{body}\n}}\n"
-    (tmp_path / "kernel.cpp").write_text(source)
-    result = subprocess.run([*COMMAND, "-fsyntax-only", tmp_path / "kernel.cpp"], capture_output=True, text=True)
-    assert result.returncode != 0
-    assert wanted in result.stderr
+def kernel_with(recorder: str, body: str) -> str:
+    return f"{table()}\nusing namespace tracekern; void kernel({recorder}& recorder, bool x) {{\n{body}\n}}"
+
+
+def test_a_span_that_would_mean_nothing_does_not_compile(tmp_path: Path):
+    wrong = [kernel_with(recorder, body) for recorder, body, _ in SPANS]
+    assert_refused(compile_cases(tmp_path, wrong), [words for _, _, words in SPANS])
+    right = [kernel_with(recorder, "TK_WAIT(recorder, MyEvent::wait_row, 1, 2); TK_END(1);") for recorder, *_ in SPANS]
+    assert compile_cases(tmp_path, right).returncode == 0
 
 
 CLASHING = """
@@ -191,13 +212,10 @@ template void copy<tracekern::Recorder<false>>(tracekern::Warp&, tracekern::Reco
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only")
 
 
-def compile_kernel(
-    directory: Path, compiler: str, *flags: str, kernel: str = KERNEL
-) -> subprocess.CompletedProcess[str]:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no {compiler} on this machine")
+def compile_kernel(directory: Path, compiler: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    require(compiler)
     source = directory / "kernel.cpp"
-    source.write_text(kernel)
+    source.write_text(KERNEL)
     return subprocess.run([compiler, *COMMAND[1:], *flags, source], capture_output=True, text=True)
 
 
@@ -211,19 +229,18 @@ def test_a_standard_that_is_too_old_is_named(tmp_path: Path):
     assert "tracekern.h needs C++20" in result.stderr.splitlines()[1]
 
 
+LOOKS = [
+    ("TK_WAIT(recorder, MyEvent::copy_row, 1);", "TK_WAIT is for events of class wait"),
+    ("TK_SIGNAL(recorder, MyEvent::wait_row);", "TK_SIGNAL for those of class signal"),
+    # One statement, as it looks: it was two, and the span was there whatever the block.
+    ("if (warp.block) TK_WAIT(recorder, MyEvent::wait_row);\n        TK_END();", "tk_span_needs_braces"),
+]
+
+
 @pytest.mark.parametrize("compiler", ["g++", "clang++-19"])
-@pytest.mark.parametrize(
-    ("instead", "wanted"),
-    [
-        ("TK_WAIT(recorder, MyEvent::copy_row, 1);", "TK_WAIT is for events of class wait"),
-        ("TK_SIGNAL(recorder, MyEvent::wait_row);", "TK_SIGNAL for those of class signal"),
-        # One statement, as it looks: it was two, and the span was there whatever the block.
-        ("if (warp.block) TK_WAIT(recorder, MyEvent::wait_row);\n        TK_END();", "tk_span_needs_braces"),
-    ],
-)
-def test_a_span_that_is_not_what_it_looks_like_does_not_compile(tmp_path: Path, compiler, instead, wanted):
-    kernel = KERNEL.replace("TK_RANGE(recorder, MyEvent::copy_row, warp.block);", "")
-    kernel = kernel.replace("TK_WAIT(recorder, MyEvent::wait_row);", instead)
-    result = compile_kernel(tmp_path, compiler, "-fsyntax-only", kernel=kernel)
-    assert result.returncode != 0
-    assert wanted in result.stderr
+def test_a_span_that_is_not_what_it_looks_like_does_not_compile(tmp_path: Path, compiler: str):
+    kernel = KERNEL.partition("cpu_executor.hpp>\n")[2]
+    kernel = kernel.replace("TK_RANGE(recorder, MyEvent::copy_row, warp.block);", "")
+    cases = [kernel.replace("TK_WAIT(recorder, MyEvent::wait_row);", instead) for instead, _ in LOOKS]
+    done = compile_cases(tmp_path, cases, "platform/cpu_executor.hpp", compiler=compiler)
+    assert_refused(done, [words for _, words in LOOKS])

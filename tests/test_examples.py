@@ -18,6 +18,8 @@ from tests.toolchains import NVCC, require
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.load import load
 
+pytestmark = pytest.mark.usefixtures("quick_builds")
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "my_kernel"
 SIGNALS = ROOT / "examples" / "signals"
@@ -26,8 +28,7 @@ EXTENSION = ROOT / "examples" / "torch_extension"
 
 
 def test_a_kernel_of_your_own(tmp_path, command_line):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     copy = shutil.copytree(EXAMPLE, tmp_path / "my_kernel", ignore=shutil.ignore_patterns("*.so"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, copy / "trace_it.py"], cwd=tmp_path, check=True, env=environment)
@@ -49,8 +50,7 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
 
 
 def test_kernels_that_wait_for_other_ranks(tmp_path):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     copy = shutil.copytree(SIGNALS, tmp_path / "signals", ignore=shutil.ignore_patterns("*.so"))
 
     def start(*options: str) -> subprocess.CompletedProcess[str]:
@@ -78,8 +78,7 @@ def test_kernels_that_wait_for_other_ranks(tmp_path):
 
 
 def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path, command_line):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = [*torchrun, RING / "run_it.py", "--delays", "--slow", "1", "-o", tmp_path / "ring"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -109,7 +108,7 @@ def test_the_page_on_libraries_compiles(tmp_path):
     used = f"template __global__ void combine(float*, {named});\n"
     source = tmp_path / "library.cu"
     source.write_text("\n".join(re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)) + used)
-    flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-c", source, "-o", tmp_path / "library.o")
+    flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-ptx", source, "-o", tmp_path / "library.ptx")
     command = [word.replace("c++20", "c++17") for word in NVCC]
     done = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,7 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from toolchains import CSRC, GXX, program, require
+from kept_builds import build
+from toolchains import CSRC, GXX, compile_cached, program, require
 
 
 def test_a_stack_that_overflows_spoils_no_other():
@@ -30,10 +31,8 @@ int main() {
 
 
 def test_more_warps_than_there_can_be_stacks_are_refused_and_the_next_launch_runs(tmp_path: Path):
-    require("g++")
     (tmp_path / "many.cpp").write_text(MANY)
-    subprocess.run([*GXX, f"-I{CSRC}", tmp_path / "many.cpp", "-o", tmp_path / "many"], check=True)
-    done = subprocess.run([tmp_path / "many"], capture_output=True, text=True)
+    done = subprocess.run([compile_cached(GXX, tmp_path / "many.cpp", "")], capture_output=True, text=True)
     assert done.returncode == 3
     assert done.stdout.startswith("no memory for the stack of one more warp: each takes two mappings")
 
@@ -53,7 +52,7 @@ def test_files_that_launch_may_be_optimised_as_one(tmp_path: Path):
     (tmp_path / "main.cpp").write_text("int first();\n" + LAUNCH.replace("NAME", "second"))
     with (tmp_path / "main.cpp").open("a") as file:
         file.write("int main() { return first() * 10 + second(); }\n")
-    built = tmp_path / "both"
     sources = [tmp_path / "first.cpp", tmp_path / "main.cpp"]
-    subprocess.run([*GXX, "-O2", "-flto=1", f"-I{CSRC}", *sources, "-o", built], check=True)
-    assert subprocess.run([built]).returncode == 33
+    both = build((*GXX, "-O2", "-flto=1", f"-I{CSRC}"), sources)
+    assert both.returncode == 0, both.stderr
+    assert subprocess.run([both.result]).returncode == 33

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pybind11
 import pytest
+from toolchains import require
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -107,9 +108,10 @@ def test_all_packages_that_are_asked_for_are_imported(installed):
     assert [name for name in packages if not re.search(rf"^ *(import|from) {name}\b", sources, re.MULTILINE)] == []
 
 
-def test_kernels_are_compiled_with_the_headers_of_an_installation(installed):
+def test_an_installation_has_all_headers_of_a_kernel(installed):
     folders = [installed / "tracekern" / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
-    command = ["g++", "-std=c++20", "-fsyntax-only", *(f"-I{folder}" for folder in folders)]
+    require("g++")
+    command = ["g++", "-std=c++20", "-E", *(f"-I{folder}" for folder in folders)]  # all that may be missing is a header
     done = subprocess.run([*command, ROOT / "examples" / "signals" / "signals.cpp"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

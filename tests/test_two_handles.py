@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from tests.captures import CaptureSpec, write_capture
+from tests.toolchains import require
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END
+
+pytestmark = pytest.mark.usefixtures("quick_builds")
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "two_handles"
@@ -29,8 +32,7 @@ def start(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def run(directory: Path, *options: str) -> list[str]:
     """What it printed; it ended with 0."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     done = start(directory, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -81,8 +83,7 @@ def test_a_backend_that_cannot_be_had_is_one_line_and_an_old_capture_is_not_expl
 
 
 def test_ranks_that_fail_are_not_taken_for_hung(tmp_path):
-    if shutil.which("g++") is None:
-        pytest.skip("no g++ on this machine")
+    require("g++")
     directory = write_capture(tmp_path / "old", CaptureSpec())
     (directory / "built_cpu").mkdir()
     (directory / "built_cpu" / f"exchange{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("no library")

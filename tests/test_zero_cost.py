@@ -10,7 +10,7 @@ from elf import functions, read_sections
 from kept_builds import log_of
 from kernel_names import readable, untraced
 from strip_tracing import copy_stripped, stripped
-from toolchains import CSRC, GXX, ROOT, compile_cached, compile_sm_90, hip_command
+from toolchains import CSRC, GXX, ROOT, SAMPLE, compile_cached, compile_sm_90, hip_command
 
 SOURCES = [str(path.relative_to(CSRC)) for path in sorted(CSRC.rglob("kernels.cu"))]
 OF_AMD = ("comm/kernels.cu", "moe/low_latency/kernels.cu", "trace/kernels.cu")
@@ -78,9 +78,10 @@ def test_gfx942(never_traced, source):
     assert_same(amd_kernels(ours), amd_kernels(never))
 
 
+@pytest.mark.compilers
 def test_gxx(never_traced):
     source = ROOT / "tests" / "cpp" / "cpu_kernels.cpp"
-    command = (*(word for word in GXX if not word.startswith("-W")), "-O2", "-ffunction-sections", "-c")
+    command = (*(word for word in GXX if not word.startswith("-W")), "-O2", "-ffunction-sections", *SAMPLE, "-c")
     ours = functions(compile_cached(command, source, ".o"))
     never = functions(compile_cached((*command, "-DTK_UNTRACED"), source, ".o", never_traced))
     assert_same(ours, never)

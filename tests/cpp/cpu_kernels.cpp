@@ -1,6 +1,6 @@
 // Bundled kernels of the CPU backend as functions of their own, each with all it calls inlined, for test_zero_cost.py
-// to compare. Of the variants those between which all code of the family is reached. -DTK_UNTRACED leaves out the
-// traced ones.
+// to compare. -DTK_ONE_NUMBER leaves out variants whose files and macros others reach, -DTK_UNTRACED the traced
+// functions.
 #include "moe/p2p/kernels.h"
 
 using namespace tracekern;
@@ -23,11 +23,17 @@ using namespace tracekern;
     TK_CPU_KERNELS(combine_send_##variant, P2PCombineSend<BFloat16, P2PVariant::variant>) \
     TK_CPU_KERNELS(combine_recv_##variant, P2PCombineRecv<BFloat16, P2PVariant::variant>)
 
-TK_CPU_VARIANT(flag)
 TK_CPU_VARIANT(balanced)
+#ifndef TK_ONE_NUMBER
+TK_CPU_VARIANT(flag)
+TK_CPU_VARIANT(token)
+TK_CPU_VARIANT(fused)
+#endif
 
+#ifndef TK_ONE_NUMBER
 TK_CPU_KERNELS(dispatch, P2PDispatch)
 TK_CPU_KERNELS(combine_dedup, P2PCombine<BFloat16, ResultOfEachChoice>)
 TK_CPU_KERNELS(combine_reduce, P2PCombine<BFloat16, SumOfEachRank>)
+#endif
 TK_CPU_KERNELS(dispatch_combine, P2PDispatchCombine<BFloat16>)
 TK_CPU_KERNELS(scale_experts, P2PScaleExperts<BFloat16>)
