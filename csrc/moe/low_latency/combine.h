@@ -21,7 +21,7 @@ template <class Rec>
 TK_DEVICE bool wait_combine_ack(LowLatencyContext<Rec>& context, ExpertPair to) {
     constexpr auto kChannel = LowLatencyChannel::combine_ack;
     const LowLatencyArgs& args = context.args;
-    const uint64_t last = args.state->slots[args.call.slot].combined.epoch;
+    const uint64_t last = args.state->slots[args.call.slot].combined.word;
     const uint64_t* flag = args.combine_ack(context.comm.rank, to.local_expert, to.rank);
     const auto wait_now = [&] {
         const WaitFor whom = wait_for(context, to.rank, to.local_expert);
@@ -99,16 +99,14 @@ TK_DEVICE void reduce_token(Warp& warp, const LowLatencyArgs& args, uint32_t tok
             const float weight = bits_as<float>(warp.shuffle(results.weight_bits, static_cast<int>(choice)));
             if (expert == kNoExpert) continue;
             auto* row = reinterpret_cast<Bf16Pack*>(args.result_row(args.comm.rank, expert, token));
-            warp.lanes([&](int lane) {
-                if (place(lane) >= num_packs) return 0;
+            warp.each_lane([&](int lane) {
+                if (place(lane) >= num_packs) return;
                 load_once(row + place(lane)).add_to(sums[lane].values, weight);
                 poison(row + place(lane), sizeof(Bf16Pack));
-                return 0;
             });
         }
-        warp.lanes([&](int lane) {
+        warp.each_lane([&](int lane) {
             if (place(lane) < num_packs) store_once(out + place(lane), Bf16Pack::of(sums[lane].values));
-            return 0;
         });
     }
 }
@@ -170,7 +168,7 @@ struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
         if (!is_last) return;
         if constexpr (kSends) {
             LowLatencySlot& slot = args.state->slots[args.call.slot];
-            if (warp.warp == 0) warp.leader([&] { slot.combined.epoch = epoch; });
+            if (warp.warp == 0) warp.leader([&] { slot.combined.word = epoch; });
         }
         if constexpr (kReceives) {
             if (all_came) acknowledge_combine(context);

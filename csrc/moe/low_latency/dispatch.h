@@ -28,7 +28,7 @@ template <class Rec>
 TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const uint32_t num_local = args.shape.num_local_experts();
-    const uint64_t last = args.state->slots[args.call.slot].dispatched.epoch;
+    const uint64_t last = args.state->slots[args.call.slot].dispatched.word;
     for_peers_of_warp(context, [&](uint32_t peer) {
         const auto wait_now = [&] {
             const uint64_t* acks = args.dispatch_ack(context.comm.rank, peer * num_local);
@@ -267,7 +267,7 @@ struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
         LowLatencySlot& slot = args.state->slots[args.call.slot];
-        const uint64_t epoch = kSends ? epoch_behind(slot.dispatched.epoch, args.call.slot) : *args.call.handle_epoch;
+        const uint64_t epoch = kSends ? epoch_behind(slot.dispatched.word, args.call.slot) : *args.call.handle_epoch;
         const auto role = kSends ? SendRoles<kFp8>(warp).name() : LowLatencyRole::dispatch;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
         clear_shared(context);
@@ -279,7 +279,7 @@ struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
             if (ok) dispatch_recv<kFp8>(context);
         }
         if constexpr (kSends) {
-            if (is_last_block(context) && warp.warp == 0) warp.leader([&] { slot.dispatched.epoch = epoch; });
+            if (is_last_block(context) && warp.warp == 0) warp.leader([&] { slot.dispatched.word = epoch; });
         }
     }
 };

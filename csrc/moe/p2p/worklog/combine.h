@@ -62,7 +62,8 @@ TK_DEVICE void send_result(P2PContext<Rec>& context, uint32_t row) {
 // All results of this rank are on their way: one flag for each peer. All warps of all blocks.
 template <class Rec>
 TK_DEVICE void send_results_flags(P2PContext<Rec>& context) {
-    if (!wait_grid(context, context.args.state->combine_arrivals) || context.warp.block != 0) return;
+    uint64_t* arrivals = &context.args.state->combine_arrivals.word;
+    if (!traced_grid_barrier<P2PEvent::wait_grid>(context, arrivals) || context.warp.block != 0) return;
     for_peers_of_warp(context, [&](uint32_t peer) {
         TK_SIGNAL(context.recorder, P2PEvent::signal_results, peer);
         uint64_t* flag = context.args.results_flag(peer, context.comm.rank);
