@@ -111,15 +111,24 @@ TK_DEVICE void reduce_token(Warp& warp, const LowLatencyArgs& args, uint32_t tok
     }
 }
 
-// The ranks of the experts may send anew. The last block, all of whose warps share them.
+// The ranks of the experts may send anew. The warps of the last block share them: each tells those of up to 32 experts
+// at a time, and a span names the first.
 template <class Rec>
 TK_DEVICE void acknowledge_combine(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    for (uint32_t i = context.warp.warp; i < args.shape.num_experts; i += context.warp.num_warps) {
-        const ExpertPair of = ExpertPair::of(i, args.shape.num_local_experts());
-        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_combine_ack, of.rank, of.local_expert);
-        uint64_t* flag = args.combine_ack(of.rank, of.local_expert, context.comm.rank);
-        signal_peer<LowLatencyChannel::combine_ack>(context, of.rank, flag, 0);
+    const auto pair_of = [&](uint32_t expert) { return ExpertPair::of(expert, args.shape.num_local_experts()); };
+    TK_NO_UNROLL
+    for (uint32_t first = warp.warp; first < args.shape.num_experts; first += 32 * warp.num_warps) {
+        const uint32_t num_others = (args.shape.num_experts - 1 - first) / warp.num_warps;
+        const uint32_t lanes = num_others < 31 ? (2u << num_others) - 1 : ~0u;
+        const auto flag_of = [&](int lane) {
+            const ExpertPair to = pair_of(first + static_cast<uint32_t>(lane) * warp.num_warps);
+            return args.combine_ack(to.rank, to.local_expert, context.comm.rank);
+        };
+        const ExpertPair to = pair_of(first);
+        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_combine_ack, to.rank, to.local_expert);
+        signal_all<LowLatencyChannel::combine_ack>(warp, lanes, flag_of, context.epoch, [](int) { return 0u; });
     }
 }
 
