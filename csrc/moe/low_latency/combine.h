@@ -11,6 +11,7 @@
 #pragma once
 
 #include "moe/low_latency/dispatch.h"
+#include "moe/row_sum.h"
 
 namespace tracekern {
 
@@ -63,52 +64,33 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
 
 // ---- receive ----
 
-// A token's results, found by its choices: a lane each.
-struct TokenResults {
-    PerLane<uint32_t> expert;
-    PerLane<uint32_t> weight_bits;
-
-    TK_DEVICE static TokenResults of(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
-        const auto is_choice = [&](int lane) { return static_cast<uint32_t>(lane) < args.call.topk; };
-        return {warp.lanes([&](int lane) {
-                    return is_choice(lane) ? followed_choice(args, token, static_cast<uint32_t>(lane)) : kNoExpert;
-                }),
-                warp.lanes([&](int lane) {
-                    const uint64_t i = uint64_t{token} * args.call.topk + static_cast<uint32_t>(lane);
-                    return is_choice(lane) ? bits_as<uint32_t>(args.call.topk_weights[i]) : 0u;
-                })};
-    }
-};
+// Lists a token's results in the order of its choices, a lane each; returns how many.
+TK_DEVICE uint32_t list_results(Warp& warp, const LowLatencyArgs& args, uint32_t token, Contribution* list) {
+    const auto expert = warp.lanes([&](int lane) {
+        const auto choice = static_cast<uint32_t>(lane);
+        return choice < args.call.topk ? followed_choice(args, token, choice) : kNoExpert;
+    });
+    const uint32_t followed = warp.ballot([&](int lane) { return expert[lane] != kNoExpert; });
+    warp.sync();  // the list of the token before is read
+    warp.each_lane([&](int lane) {
+        if (expert[lane] == kNoExpert) return;
+        char* row = args.result_row(args.comm.rank, expert[lane], token);
+        const float weight = args.call.topk_weights[uint64_t{token} * args.call.topk + static_cast<uint32_t>(lane)];
+        list[count_bits(followed & ((1u << lane) - 1))] = {row, weight, Expert{}, 0, 0};
+    });
+    warp.sync();
+    return count_bits(followed);
+}
 
 // out = round(sum over the choices k, in their order, of weight[k] * result[k]), each product and sum rounded on its
-// own. The warps of a block share the columns; all lanes of a warp walk over them together.
+// own. The warps of a block share the columns.
 TK_DEVICE void reduce_token(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
-    const TokenResults results = TokenResults::of(warp, args, token);
-    const uint32_t num_packs = args.shape.hidden / 8;
-    auto* out = reinterpret_cast<Bf16Pack*>(args.call.out + uint64_t{token} * args.shape.row_bytes());
-    TK_NO_UNROLL
-    for (uint32_t first = warp.warp * kLanes; first < num_packs; first += warp.num_warps * kLanes) {
-        const auto place = [&](int lane) { return first + static_cast<uint32_t>(lane); };
-        struct Sums {
-            float values[8];
-        };
-        auto sums = warp.lanes([](int) { return Sums{}; });
-        TK_NO_UNROLL
-        for (uint32_t choice = 0; choice < args.call.topk; ++choice) {
-            const uint32_t expert = warp.shuffle(results.expert, static_cast<int>(choice));
-            const float weight = bits_as<float>(warp.shuffle(results.weight_bits, static_cast<int>(choice)));
-            if (expert == kNoExpert) continue;
-            auto* row = reinterpret_cast<Bf16Pack*>(args.result_row(args.comm.rank, expert, token));
-            warp.each_lane([&](int lane) {
-                if (place(lane) >= num_packs) return;
-                load_once(row + place(lane)).add_to(sums[lane].values, weight);
-                poison(row + place(lane), sizeof(Bf16Pack));
-            });
-        }
-        warp.each_lane([&](int lane) {
-            if (place(lane) < num_packs) store_once(out + place(lane), Bf16Pack::of(sums[lane].values));
-        });
-    }
+    auto* lists = reinterpret_cast<Contribution*>(&warp.shared<LowLatencyShared>() + 1);
+    Contribution* list = lists + warp.warp * kMaxLowLatencyTopk;
+    const uint32_t count = list_results(warp, args, token, list);
+    char* out = args.call.out + uint64_t{token} * args.shape.row_bytes();
+    const RowPart part = RowPart::of(args.shape.hidden / kPackCount<BFloat16>, warp.warp, warp.num_warps);
+    sum_part<BFloat16, kPackCount<BFloat16>, false, false, kFewSumLoads>(warp, out, list, count, part);
 }
 
 // The ranks of the experts may send anew. The warps of the last block share them: each tells those of up to 32 experts
@@ -158,6 +140,11 @@ template <LowLatencyStage kOwnStage>
 struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
     static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
     static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
+
+    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t warps_per_block) {
+        const uint64_t lists = uint64_t{warps_per_block} * kMaxLowLatencyTopk * sizeof(Contribution);
+        return sizeof(LowLatencyShared) + (kReceives ? lists : 0);
+    }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {

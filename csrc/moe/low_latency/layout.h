@@ -192,8 +192,8 @@ TK_HOST_DEVICE constexpr uint64_t epoch_behind(uint64_t last, uint32_t slot) {
 }
 static_assert(kFirstEpoch % kNumSlots == 0 && epoch_behind(kEpochMask, 1) == 1);
 
-// Shared memory of a block.
-struct LowLatencyShared {
+// Shared memory of a block. In combine a list of results for each warp follows.
+struct alignas(16) LowLatencyShared {
     struct Group {
         uint32_t num_sent;  // tokens of this rank for the expert that the group tells of it
         uint32_t count;     // tokens that came

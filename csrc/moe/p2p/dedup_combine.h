@@ -160,7 +160,7 @@ TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const C
 // How many warps a token's sum is divided between: those that there are for it, but no part is shorter than what a warp
 // loads at a time.
 TK_DEVICE uint32_t parts_of_a_sum(uint32_t row_bytes, uint32_t num_warps, uint32_t num_tokens) {
-    constexpr uint32_t kLeastBytes = kSumColumns * kLanes * sizeof(Vector16);
+    constexpr uint32_t kLeastBytes = kSumLoads.columns * kLanes * sizeof(Vector16);
     const uint32_t most_parts = (row_bytes + kLeastBytes - 1) / kLeastBytes;
     const uint32_t warps_per_token = num_warps / num_tokens;
     const uint32_t wanted = warps_per_token < most_parts ? warps_per_token : most_parts;
