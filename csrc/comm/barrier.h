@@ -36,6 +36,13 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
     return false;
 }
 
+// The same as a span of kEvent, if it is to be on record.
+template <auto kEvent, class Context>
+TK_DEVICE bool traced_grid_barrier(Context& context, uint64_t* count, bool is_recorded = true) {
+    const auto wait_now = [&] { return WaitResult{grid_barrier(context.warp, context.comm, count, context.stage), 0}; };
+    return record_wait_if<kEvent>(is_recorded, context, wait_now).ok;
+}
+
 }  // namespace tracekern
 
 #define TK_BARRIER_EVENTS(EVENT)                                             \

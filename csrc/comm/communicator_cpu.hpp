@@ -99,9 +99,7 @@ private:
     void give_up() const {
         const uint32_t self = (args_.rank + 1) | kInterrupted;
         for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
-            HeapControl& control = args_.control(rank);
-            if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, self);
-            store_release_system(&control.abort, 1u);
+            with_peer(args_, rank, [&](const auto& to) { tell_abort(to, self); });
         }
     }
 

@@ -45,8 +45,11 @@ TK_DEVICE void tell_abort(const MappedPeer& to, uint32_t aborted_by) {
 }
 template <class Transport>
 TK_DEVICE void tell_abort(const TransportPeer<Transport>& to, uint32_t aborted_by) {
-    to.put({0, 0, nullptr, 0, offsetof(HeapControl, aborted_by), aborted_by, 4, false, true});
-    to.put({0, 0, nullptr, 0, offsetof(HeapControl, abort), 1, 4, false, true});
+    const auto store = [&](uint64_t place, uint32_t word) {
+        to.put({.word_at = place, .word = word, .word_bytes = sizeof(word), .releases = true});
+    };
+    store(offsetof(HeapControl, aborted_by), aborted_by);
+    store(offsetof(HeapControl, abort), 1);
 }
 
 TK_DEVICE void describe_ring(FaultRecord&, const WaitFor&) {}

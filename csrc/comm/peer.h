@@ -26,16 +26,17 @@ private:
     const uint32_t rank_;
 };
 
+// Without a payload where nothing is said of one.
 struct Put {
-    uint32_t peer;
-    uint32_t bytes;   // of the payload; 0: the word alone
-    const void* src;  // as it is until the peer has told that it read what came
-    uint64_t dst;
+    uint32_t peer = 0;          // TransportPeer::put() fills it in
+    uint32_t bytes = 0;         // of the payload
+    const void* src = nullptr;  // as it is until the peer has told that it read what came
+    uint64_t dst = 0;
     uint64_t word_at;
     uint64_t word;
-    uint32_t word_bytes;  // 8 or 4
-    bool keeps_ahead;     // the word there stays where it is ahead, see is_ahead()
-    bool releases;        // the word comes after the payload, and after what this rank did before
+    uint32_t word_bytes = sizeof(uint64_t);  // or of 32 bits
+    bool keeps_ahead = false;                // the word there stays where it is ahead, see is_ahead()
+    bool releases = false;                   // the word comes after the payload, and after what this rank did before
 };
 
 // What kernels get where ranks of one node, which are neighbours, map each other's heaps, and a transport reaches the

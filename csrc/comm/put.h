@@ -30,7 +30,14 @@ TK_DEVICE void put_signal(Warp& warp,
     perturb(warp);
     const bool releases = !mutated(kChannel, Mutation::release);
     // leader() orders what all lanes wrote before it.
-    warp.leader([&] { to.put({0, bytes, src, dst, flag, make_flag(epoch, value), 8, false, releases}); });
+    warp.leader([&] {
+        to.put({.bytes = bytes,
+                .src = src,
+                .dst = dst,
+                .word_at = flag,
+                .word = make_flag(epoch, value),
+                .releases = releases});
+    });
 }
 
 // Raises a flag. It may come after others of this rank that are raised later.
@@ -50,7 +57,9 @@ TK_DEVICE void signal_max(
     perturb(warp);
     const bool releases = !mutated(kChannel, Mutation::release);
     const bool keeps_ahead = !mutated(kChannel, Mutation::maximum);
-    warp.leader([&] { to.put({0, 0, nullptr, 0, flag, make_flag(epoch, value), 8, keeps_ahead, releases}); });
+    warp.leader([&] {
+        to.put({.word_at = flag, .word = make_flag(epoch, value), .keeps_ahead = keeps_ahead, .releases = releases});
+    });
 }
 
 // Stores a word that is no flag and orders nothing. One lane's.
@@ -59,7 +68,7 @@ TK_DEVICE void store_word(uint64_t* at, uint64_t word) {
 }
 template <class Transport>
 TK_DEVICE void store_word(const FarWord<Transport>& at, uint64_t word) {
-    at.peer.put({0, 0, nullptr, 0, at.place, word, 8, false, false});
+    at.peer.put({.word_at = at.place, .word = word});
 }
 
 }  // namespace tracekern

@@ -62,22 +62,20 @@ TK_DEVICE void signal_block(Warp& warp, uint64_t* flag, uint64_t epoch, uint32_t
     });
 }
 
-// Raises several flags, at any ranks: those of the lanes in `lanes`, of the first 32, a flag each. One fence releases
-// them all, where each of so many signals would wait for what is under way.
+// Raises several flags, at any ranks: those of the lanes in `lanes`, of the first 32, a flag each. Lanes that release
+// side by side wait once for what is under way, where each of so many signals would.
 template <auto kChannel, class FlagOf, class ValueOf>
 TK_DEVICE void signal_all(Warp& warp, uint32_t lanes, FlagOf flag_of, uint64_t epoch, ValueOf value_of) {
     perturb(warp);
-    warp.sync();  // what other lanes wrote is covered by the fence of each
-    if (!mutated(kChannel, Mutation::release)) fence_release_system();
-    warp.lanes([&](int lane) {
-        if (lane >= 32 || !(lanes >> lane & 1)) return 0;
+    warp.sync();  // the release of each lane covers what the others wrote
+    warp.each_lane([&](int lane) {
+        if (lane >= 32 || !(lanes >> lane & 1)) return;
         const uint64_t flag = make_flag(epoch, value_of(lane));
         if (mutated(kChannel, Mutation::release)) {
             store_relaxed_system(flag_of(lane), flag);
         } else {
-            store_fenced_system(flag_of(lane), flag);
+            store_release_system(flag_of(lane), flag);
         }
-        return 0;
     });
 }
 

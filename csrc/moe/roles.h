@@ -40,6 +40,12 @@ struct OwnPart {
     }
 };
 
+// Blocks of a table: all of them.
+struct EveryBlock {
+    TK_DEVICE static uint32_t index(const Warp& warp) { return warp.block; }
+    TK_DEVICE static uint32_t count(const Warp& warp) { return warp.num_blocks; }
+};
+
 // Which warps have a role. What is no half is a type like these and stands before them: these do not ask whether the
 // warp's block is one of those that share work, the kernel's body does.
 struct FirstHalf {
@@ -47,6 +53,10 @@ struct FirstHalf {
 };
 struct SecondHalf {
     TK_DEVICE static bool has(const Warp&, const OwnPart& own) { return own.in_second_half; }
+};
+
+struct AllWarps {
+    TK_DEVICE static bool has(const Warp&, const OwnPart&) { return true; }
 };
 
 template <auto kRoleName, class RoleWarps, class RoleWork = void>

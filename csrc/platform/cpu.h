@@ -82,12 +82,6 @@ template <class T>
 void store_relaxed_system(T* word, T value) {
     std::atomic_ref<T>(*word).store(value, std::memory_order_relaxed);
 }
-// The race detector knows no fences: here the stores release.
-inline void fence_release_system() {}
-template <class T>
-void store_fenced_system(T* word, T value) {
-    store_release_system(word, value);
-}
 template <class T>
 T load_acquire_device(const T* word) {
     return load_acquire_system(word);
@@ -216,12 +210,16 @@ public:
 
     bool is_leader() const { return true; }
 
-    // f(lane) on every lane.
+    // f(lane) on every lane: with a result of each, or without one.
     template <class F>
     auto lanes(F f) {
         PerLane<decltype(f(0))> result;
         for (int lane = 0; lane < kLanes; ++lane) result.values[lane] = f(lane);
         return result;
+    }
+    template <class F>
+    void each_lane(F f) {
+        for (int lane = 0; lane < kLanes; ++lane) f(lane);
     }
     template <class T>
     T shuffle(const PerLane<T>& x, int lane) {

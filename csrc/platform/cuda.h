@@ -226,12 +226,6 @@ TK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) {
 TK_DEVICE void store_relaxed_system(uint32_t* word, uint32_t value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
-TK_DEVICE void fence_release_system() {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
-TK_DEVICE void store_fenced_system(uint64_t* word, uint64_t value) {
-    store_relaxed_system(word, value);
-}
 TK_DEVICE uint64_t load_acquire_device(const uint64_t* word) {
     uint64_t value;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
@@ -425,6 +419,10 @@ public:
     template <class F>
     TK_DEVICE auto lanes(F f) {
         return PerLane<decltype(f(0))>{f(static_cast<int>(lane_))};
+    }
+    template <class F>
+    TK_DEVICE void each_lane(F f) {
+        f(static_cast<int>(lane_));
     }
     template <class T>
     TK_DEVICE T shuffle(const PerLane<T>& x, int lane) {

@@ -3,8 +3,9 @@
 // A kernel is written once. A plain variable is warp-uniform; PerLane<T> holds one value per lane; whatever crosses
 // lanes, warps or blocks is a method of Warp. Vendor words are used in this folder alone.
 //
-// Warp::trap() stops the device for good; what was written before stays readable. Every backend header defines, besides
-// class Warp and PerLane<T>, of which x[lane] is the own value of a lane:
+// platform/device_warp.h has what a Warp can do. Warp::trap() stops the device for good; what was written before stays
+// readable. Every backend header defines, besides class Warp and PerLane<T>, of which x[lane] is the own value of a
+// lane:
 //   kLanes                                         lanes of a warp
 //   read_clock(), read_clock_after(value)          realtime ticks; the second one not before `value` is there
 //   read_cycles(), read_cycles_after(value)        the same of the core's cycle counter: of this unit alone
@@ -19,7 +20,6 @@
 //   sm_id()                                        physical unit this block runs on
 //   load_acquire_system, load_relaxed_system       64- and 32-bit loads, ordered with every rank
 //   store_release_system, store_relaxed_system     64- and 32-bit stores
-//   fence_release_system(), store_fenced_system    a release, and 64-bit stores of the same lane that it covers
 //   load_acquire_device, store_release_device      64 bits, ordered with this device
 //   load_acquire_block, load_relaxed_block         64 bits of the block's shared memory, ordered with this block
 //   store_release_block, store_relaxed_block       the same
@@ -60,8 +60,11 @@ constexpr uint32_t kLastPlace = 0xffffffe0u;
 #else
     #include "platform/cpu.h"
 #endif
+#include "platform/device_warp.h"
 
 namespace tracekern {
+
+static_assert(DeviceWarp<Warp>);
 
 // What take_place() is to begin with for `room` records from `next` on: a limit that leaves the two records in front of
 // a multiple of 4 GiB free, so that a count that stays at kLastPlace is beyond it. 0: no room, nothing is that low.

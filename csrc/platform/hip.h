@@ -86,10 +86,6 @@ TK_DEVICE void fence_release_system() {
     asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
 }
 template <class T>
-TK_DEVICE void store_fenced_system(T* word, T value) {
-    store_relaxed_system(word, value);
-}
-template <class T>
 TK_DEVICE void store_release_system(T* word, T value) {
     fence_release_system();
     store_relaxed_system(word, value);
@@ -218,6 +214,10 @@ public:
     template <class F>
     TK_DEVICE auto lanes(F f) {
         return PerLane<decltype(f(0))>{f(static_cast<int>(lane_))};
+    }
+    template <class F>
+    TK_DEVICE void each_lane(F f) {
+        f(static_cast<int>(lane_));
     }
     template <class T>
     TK_DEVICE T shuffle(const PerLane<T>& x, int lane) {

@@ -1,4 +1,4 @@
-// The table of roles of the deduplicated kernels.
+// The tables of roles of the kernels that have some.
 //
 //   roles BLOCKS WARPS
 //
@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "moe/low_latency/kernels.h"
 #include "moe/p2p/kernels.h"
 #include "platform/device.h"
 
@@ -20,16 +21,18 @@ struct NoBlock final : BlockContext {
     void trap() override {}
 };
 
-template <class Body, P2PRole... kRoles>
-void print_roles(const Warp& warp) {
-    const typename Body::Roles roles(warp);
-    const auto print = [&](P2PRole role) { std::printf(" %s", kP2PRoleNames[static_cast<uint32_t>(role)]); };
-    std::printf("%s %u %u", kP2PStageNames[static_cast<uint32_t>(Body::kStage)], warp.block, warp.warp);
+// Roles that a warp has beside its first are halves'; in a block that counts nobody asks for them.
+template <class Roles, auto... kHalves>
+void print_roles(const char* kernel, const Warp& warp, const char* const* names) {
+    const Roles roles(warp);
+    using Name = decltype(roles.name());
+    const auto print = [&](auto role) { std::printf(" %s", names[static_cast<uint32_t>(role)]); };
+    std::printf("%s %u %u", kernel, warp.block, warp.warp);
     print(roles.name());
-    const auto print_other = [&]<P2PRole kRole>() {
-        if (kRole != roles.name() && roles.name() != P2PRole::count && roles.template has<kRole>()) print(kRole);
+    [[maybe_unused]] const auto print_other = [&]<auto kRole>() {
+        if (kRole != roles.name() && roles.name() != Name::count && roles.template has<kRole>()) print(kRole);
     };
-    (print_other.template operator()<kRoles>(), ...);
+    (print_other.template operator()<kHalves>(), ...);
     std::puts("");
 }
 
@@ -43,9 +46,12 @@ int main(int argc, char** argv) {
         for (uint32_t i = 0; i < num_warps; ++i) {
             NoBlock context;
             const Warp warp(context, block, num_blocks, i, num_warps);
-            print_roles<P2PDispatch, P2PRole::send, P2PRole::receive>(warp);
-            print_roles<P2PCombine<float, ResultOfEachChoice>, P2PRole::send, P2PRole::reduce>(warp);
-            print_roles<P2PDispatchCombine<float>, P2PRole::token, P2PRole::expert>(warp);
+            using enum P2PRole;
+            print_roles<P2PDispatchSend<P2PVariant::flag>::Roles>("dispatch_send", warp, kP2PRoleNames);
+            print_roles<P2PDispatch::Roles, send, receive>("dispatch", warp, kP2PRoleNames);
+            print_roles<P2PCombine<float, ResultOfEachChoice>::Roles, send, reduce>("combine", warp, kP2PRoleNames);
+            print_roles<P2PDispatchCombine<float>::Roles, token, expert>("dispatch_combine", warp, kP2PRoleNames);
+            print_roles<SendRoles<false>>("low_latency", warp, kLowLatencyRoleNames);
         }
     }
 }

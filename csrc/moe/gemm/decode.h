@@ -123,10 +123,7 @@ TK_DEVICE void multiply(Warp& warp,
     TK_RANGE(steps, GemmEvent::multiply, group, kHalf, path);
     const auto product = warp.template multiply_sparse<kHalf>(rows, column, operands.template metadata<kHalf>(path));
     const auto scales = operands.template scales<kHalf>(warp, path);
-    warp.lanes([&](int lane) {
-        sums[lane].add_scaled(product[lane], scales[lane]);
-        return 0;
-    });
+    warp.each_lane([&](int lane) { sums[lane].add_scaled(product[lane], scales[lane]); });
     TK_END_AFTER(behind(bits_as<SparseRows>(sums[0]).words));
 }
 

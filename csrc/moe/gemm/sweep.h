@@ -130,7 +130,7 @@ TK_DEVICE void store_outputs(Warp& warp,
                              uint32_t first_output,
                              const PerLane<LaneSums> (&sums)[Product::kPaths]) {
     OutputTile& tile = warp.shared<SweepShared>().outputs[warp.warp];
-    warp.lanes([&](int lane) {
+    warp.each_lane([&](int lane) {
         const uint32_t token = 2 * lane_in_group(lane);
         TK_UNROLL
         for (uint32_t half = 0; half < 2; ++half) {
@@ -140,7 +140,6 @@ TK_DEVICE void store_outputs(Warp& warp,
             tile.at(token, output) = {static_cast<uint16_t>(both)};
             tile.at(token + 1, output) = {static_cast<uint16_t>(both >> 16)};
         }
-        return 0;
     });
     warp.sync();
     warp.strided(GemmTile::kTokens * OutputTile::kParts, [&](uint32_t i) {

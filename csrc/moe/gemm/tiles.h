@@ -19,11 +19,10 @@ TK_DEVICE uint32_t rank_choices_of(Warp& warp, const GemmArgs& args, uint32_t ex
             return lane < 32 && choice < num_choices && args.topk_ids[choice] == static_cast<int32_t>(expert);
         };
         const uint32_t bits = warp.ballot(is_of_expert);
-        warp.lanes([&](int lane) {
-            if (!is_of_expert(lane)) return 0;
+        warp.each_lane([&](int lane) {
+            if (!is_of_expert(lane)) return;
             const uint32_t before = bits & ((1u << lane) - 1);
             args.inverse[first + static_cast<uint32_t>(lane)] = static_cast<int32_t>(count + count_bits(before));
-            return 0;
         });
         count += count_bits(bits);
     }

@@ -30,13 +30,10 @@ TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
 
 // All warps of all blocks; false when it gave up, the same in all warps of a block, which have barriers to come.
 template <class Rec>
-TK_DEVICE bool wait_grid(LowLatencyContext<Rec>& context, [[maybe_unused]] bool has_part) {
+TK_DEVICE bool wait_grid(LowLatencyContext<Rec>& context, bool has_part) {
     Warp& warp = context.warp;
-    const auto wait_now = [&] {
-        uint64_t* arrivals = &context.args.state->grid_arrivals;
-        return WaitResult{grid_barrier(warp, context.comm, arrivals, context.stage), 0};
-    };
-    const bool ok = record_wait_if<LowLatencyEvent::wait_grid>(context.is_recorded(has_part), context, wait_now).ok;
+    uint64_t* arrivals = &context.args.state->grid_arrivals;
+    const bool ok = traced_grid_barrier<LowLatencyEvent::wait_grid>(context, arrivals, context.is_recorded(has_part));
     if (warp.warp == 0) warp.leader([&] { context.shared().failed = !ok; });
     warp.block_sync();
     return context.shared().failed == 0;

@@ -60,18 +60,16 @@ TK_DEVICE void cast_values(Warp& warp, char* message, const char* row, uint32_t 
         if constexpr (kFp8) {
             constexpr uint32_t kSharers = kScaleGroup / 8;
             const auto largest = warp.template max_within<kSharers>([&](int lane) { return amax_bits(own[lane]); });
-            warp.lanes([&](int lane) {
-                if (place(lane) >= num_packs) return 0;
+            warp.each_lane([&](int lane) {
+                if (place(lane) >= num_packs) return;
                 const float amax = bits_as<float>(largest[lane]);
                 const float a = amax < kMinAmax ? kMinAmax : amax;
                 reinterpret_cast<Fp8Pack*>(values)[place(lane)] = scaled_to_fp8(own[lane], divide_rn(kFp8Max, a));
                 if (place(lane) % kSharers == 0) scales[place(lane) / kSharers] = divide_rn(a, kFp8Max);
-                return 0;
             });
         } else {
-            warp.lanes([&](int lane) {
+            warp.each_lane([&](int lane) {
                 if (place(lane) < num_packs) store_once(reinterpret_cast<Bf16Pack*>(values) + place(lane), own[lane]);
-                return 0;
             });
         }
     }

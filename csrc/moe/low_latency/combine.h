@@ -11,6 +11,7 @@
 #pragma once
 
 #include "moe/low_latency/dispatch.h"
+#include "moe/row_sum.h"
 
 namespace tracekern {
 
@@ -21,7 +22,7 @@ template <class Rec>
 TK_DEVICE bool wait_combine_ack(LowLatencyContext<Rec>& context, ExpertPair to) {
     constexpr auto kChannel = LowLatencyChannel::combine_ack;
     const LowLatencyArgs& args = context.args;
-    const uint64_t last = args.state->slots[args.call.slot].combined.epoch;
+    const uint64_t last = args.state->slots[args.call.slot].combined.word;
     const uint64_t* flag = args.combine_ack(context.comm.rank, to.local_expert, to.rank);
     const auto wait_now = [&] {
         const WaitFor whom = wait_for(context, to.rank, to.local_expert);
@@ -63,65 +64,53 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
 
 // ---- receive ----
 
-// A token's results, found by its choices: a lane each.
-struct TokenResults {
-    PerLane<uint32_t> expert;
-    PerLane<uint32_t> weight_bits;
-
-    TK_DEVICE static TokenResults of(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
-        const auto is_choice = [&](int lane) { return static_cast<uint32_t>(lane) < args.call.topk; };
-        return {warp.lanes([&](int lane) {
-                    return is_choice(lane) ? followed_choice(args, token, static_cast<uint32_t>(lane)) : kNoExpert;
-                }),
-                warp.lanes([&](int lane) {
-                    const uint64_t i = uint64_t{token} * args.call.topk + static_cast<uint32_t>(lane);
-                    return is_choice(lane) ? bits_as<uint32_t>(args.call.topk_weights[i]) : 0u;
-                })};
-    }
-};
-
-// out = round(sum over the choices k, in their order, of weight[k] * result[k]), each product and sum rounded on its
-// own. The warps of a block share the columns; all lanes of a warp walk over them together.
-TK_DEVICE void reduce_token(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
-    const TokenResults results = TokenResults::of(warp, args, token);
-    const uint32_t num_packs = args.shape.hidden / 8;
-    auto* out = reinterpret_cast<Bf16Pack*>(args.call.out + uint64_t{token} * args.shape.row_bytes());
-    TK_NO_UNROLL
-    for (uint32_t first = warp.warp * kLanes; first < num_packs; first += warp.num_warps * kLanes) {
-        const auto place = [&](int lane) { return first + static_cast<uint32_t>(lane); };
-        struct Sums {
-            float values[8];
-        };
-        auto sums = warp.lanes([](int) { return Sums{}; });
-        TK_NO_UNROLL
-        for (uint32_t choice = 0; choice < args.call.topk; ++choice) {
-            const uint32_t expert = warp.shuffle(results.expert, static_cast<int>(choice));
-            const float weight = bits_as<float>(warp.shuffle(results.weight_bits, static_cast<int>(choice)));
-            if (expert == kNoExpert) continue;
-            auto* row = reinterpret_cast<Bf16Pack*>(args.result_row(args.comm.rank, expert, token));
-            warp.lanes([&](int lane) {
-                if (place(lane) >= num_packs) return 0;
-                load_once(row + place(lane)).add_to(sums[lane].values, weight);
-                poison(row + place(lane), sizeof(Bf16Pack));
-                return 0;
-            });
-        }
-        warp.lanes([&](int lane) {
-            if (place(lane) < num_packs) store_once(out + place(lane), Bf16Pack::of(sums[lane].values));
-            return 0;
-        });
-    }
+// Lists a token's results in the order of its choices, a lane each; returns how many.
+TK_DEVICE uint32_t list_results(Warp& warp, const LowLatencyArgs& args, uint32_t token, Contribution* list) {
+    const auto expert = warp.lanes([&](int lane) {
+        const auto choice = static_cast<uint32_t>(lane);
+        return choice < args.call.topk ? followed_choice(args, token, choice) : kNoExpert;
+    });
+    const uint32_t followed = warp.ballot([&](int lane) { return expert[lane] != kNoExpert; });
+    warp.sync();  // the list of the token before is read
+    warp.each_lane([&](int lane) {
+        if (expert[lane] == kNoExpert) return;
+        char* row = args.result_row(args.comm.rank, expert[lane], token);
+        const float weight = args.call.topk_weights[uint64_t{token} * args.call.topk + static_cast<uint32_t>(lane)];
+        list[count_bits(followed & ((1u << lane) - 1))] = {row, weight, Expert{}, 0, 0};
+    });
+    warp.sync();
+    return count_bits(followed);
 }
 
-// The ranks of the experts may send anew. The last block, all of whose warps share them.
+// out = round(sum over the choices k, in their order, of weight[k] * result[k]), each product and sum rounded on its
+// own. The warps of a block share the columns.
+TK_DEVICE void reduce_token(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
+    auto* lists = reinterpret_cast<Contribution*>(&warp.shared<LowLatencyShared>() + 1);
+    Contribution* list = lists + warp.warp * kMaxLowLatencyTopk;
+    const uint32_t count = list_results(warp, args, token, list);
+    char* out = args.call.out + uint64_t{token} * args.shape.row_bytes();
+    const RowPart part = RowPart::of(args.shape.hidden / kPackCount<BFloat16>, warp.warp, warp.num_warps);
+    sum_part<BFloat16, kPackCount<BFloat16>, false, false, kFewSumLoads>(warp, out, list, count, part);
+}
+
+// The ranks of the experts may send anew. The warps of the last block share them: each tells those of up to 32 experts
+// at a time, and a span names the first.
 template <class Rec>
 TK_DEVICE void acknowledge_combine(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    for (uint32_t i = context.warp.warp; i < args.shape.num_experts; i += context.warp.num_warps) {
-        const ExpertPair of = ExpertPair::of(i, args.shape.num_local_experts());
-        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_combine_ack, of.rank, of.local_expert);
-        uint64_t* flag = args.combine_ack(of.rank, of.local_expert, context.comm.rank);
-        signal_peer<LowLatencyChannel::combine_ack>(context, of.rank, flag, 0);
+    const auto pair_of = [&](uint32_t expert) { return ExpertPair::of(expert, args.shape.num_local_experts()); };
+    TK_NO_UNROLL
+    for (uint32_t first = warp.warp; first < args.shape.num_experts; first += 32 * warp.num_warps) {
+        const uint32_t num_others = (args.shape.num_experts - 1 - first) / warp.num_warps;
+        const uint32_t lanes = num_others < 31 ? (2u << num_others) - 1 : ~0u;
+        const auto flag_of = [&](int lane) {
+            const ExpertPair to = pair_of(first + static_cast<uint32_t>(lane) * warp.num_warps);
+            return args.combine_ack(to.rank, to.local_expert, context.comm.rank);
+        };
+        const ExpertPair to = pair_of(first);
+        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_combine_ack, to.rank, to.local_expert);
+        signal_all<LowLatencyChannel::combine_ack>(warp, lanes, flag_of, context.epoch, [](int) { return 0u; });
     }
 }
 
@@ -152,6 +141,11 @@ struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
     static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
     static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
 
+    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t warps_per_block) {
+        const uint64_t lists = uint64_t{warps_per_block} * kMaxLowLatencyTopk * sizeof(Contribution);
+        return sizeof(LowLatencyShared) + (kReceives ? lists : 0);
+    }
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
         const uint64_t epoch = *args.call.handle_epoch;
@@ -170,7 +164,7 @@ struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
         if (!is_last) return;
         if constexpr (kSends) {
             LowLatencySlot& slot = args.state->slots[args.call.slot];
-            if (warp.warp == 0) warp.leader([&] { slot.combined.epoch = epoch; });
+            if (warp.warp == 0) warp.leader([&] { slot.combined.word = epoch; });
         }
         if constexpr (kReceives) {
             if (all_came) acknowledge_combine(context);

@@ -16,6 +16,7 @@
 #include "moe/low_latency/barriers.h"
 #include "moe/low_latency/cast.h"
 #include "moe/low_latency/choices.h"
+#include "moe/roles.h"
 
 namespace tracekern {
 
@@ -27,7 +28,7 @@ template <class Rec>
 TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const uint32_t num_local = args.shape.num_local_experts();
-    const uint64_t last = args.state->slots[args.call.slot].dispatched.epoch;
+    const uint64_t last = args.state->slots[args.call.slot].dispatched.word;
     for_peers_of_warp(context, [&](uint32_t peer) {
         const auto wait_now = [&] {
             const uint64_t* acks = args.dispatch_ack(context.comm.rank, peer * num_local);
@@ -131,6 +132,33 @@ TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
     });
 }
 
+// The last warp of a block counts, the others cast and send.
+struct LastWarp {
+    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return warp.warp == warp.num_warps - 1; }
+};
+struct CountSends {
+    template <class Rec>
+    TK_DEVICE static bool run(LowLatencyContext<Rec>& context, Share) {
+        count_sends(context);
+        return true;
+    }
+};
+struct AllButLast {
+    TK_DEVICE static bool has(const Warp& warp, const OwnPart& own) { return !LastWarp::has(warp, own); }
+};
+template <bool kFp8>
+struct SendTokens {
+    template <class Rec>
+    TK_DEVICE static bool run(LowLatencyContext<Rec>& context, Share) {
+        send_tokens<kFp8>(context);
+        return true;
+    }
+};
+template <bool kFp8>
+using SendRoles = RoleTable<EveryBlock,
+                            Role<LowLatencyRole::count, LastWarp, CountSends>,
+                            Role<LowLatencyRole::dispatch, AllButLast, SendTokens<kFp8>>>;
+
 template <bool kFp8, class Rec>
 TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
@@ -140,11 +168,7 @@ TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
         if (warp.warp == 0 && warp.is_leader()) *args.call.handle_epoch = context.epoch;
     }
     if (!wait_dispatch_acks(context)) return;
-    if (warp.warp == warp.num_warps - 1) {
-        count_sends(context);
-    } else {
-        send_tokens<kFp8>(context);
-    }
+    SendRoles<kFp8>(warp).run(context);
     warp.block_sync();
     if (!context.is_idle() && context.sub_warp_id() == 0) signal_count(context);
 }
@@ -243,8 +267,8 @@ struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
         LowLatencySlot& slot = args.state->slots[args.call.slot];
-        const uint64_t epoch = kSends ? epoch_behind(slot.dispatched.epoch, args.call.slot) : *args.call.handle_epoch;
-        const auto role = kSends && warp.warp == warp.num_warps - 1 ? LowLatencyRole::count : LowLatencyRole::dispatch;
+        const uint64_t epoch = kSends ? epoch_behind(slot.dispatched.word, args.call.slot) : *args.call.handle_epoch;
+        const auto role = kSends ? SendRoles<kFp8>(warp).name() : LowLatencyRole::dispatch;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
         clear_shared(context);
         if constexpr (kSends) dispatch_send<kFp8>(context);
@@ -255,7 +279,7 @@ struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
             if (ok) dispatch_recv<kFp8>(context);
         }
         if constexpr (kSends) {
-            if (is_last_block(context) && warp.warp == 0) warp.leader([&] { slot.dispatched.epoch = epoch; });
+            if (is_last_block(context) && warp.warp == 0) warp.leader([&] { slot.dispatched.word = epoch; });
         }
     }
 };

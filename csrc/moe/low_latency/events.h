@@ -1,8 +1,9 @@
 // What the low latency kernels record. An expert of a message is numbered over all ranks; `local_expert` is its number
 // on its own rank. `token` is always the token's index at the rank that it came from, and `slot` its place in the
 // receive buffer of its (local expert, source rank) pair. Acknowledgements have no channel: the signal is of an earlier
-// call than the wait, and flows join the ends of one call. At `wait_group` sub-warps meet for the rows that the second
-// one has claimed, `begin` is the first; where they, or the warps that cast a token, share work it is `wait_sub_warps`.
+// call than the wait, and flows join the ends of one call; `signal_combine_ack` names the first of those that its warp
+// raises together. At `wait_group` sub-warps meet for the rows that the second one has claimed, `begin` is the first;
+// where they, or the warps that cast a token, share work it is `wait_sub_warps`.
 #pragma once
 
 #include "comm/mutation.h"

@@ -69,7 +69,7 @@ struct LowLatency {
     template <class Memory>
     static void reset(const LowLatencyArgs& args, Memory& memory) {
         LowLatencyState state{};
-        for (LowLatencySlot& slot : state.slots) slot.dispatched.epoch = slot.combined.epoch = kNeverEpoch;
+        for (LowLatencySlot& slot : state.slots) slot.dispatched.word = slot.combined.word = kNeverEpoch;
         memory.copy_to(args.state, &state, sizeof(state));
         memory.clear(args.atomic_finish_counter_per_expert, finish_bytes(args));
         memory.clear(args.atomic_counter_per_expert, finish_bytes(args) / 2);

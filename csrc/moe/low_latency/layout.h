@@ -7,6 +7,7 @@
 #include "comm/context.h"
 #include "moe/config.h"
 #include "moe/experts.h"
+#include "moe/lines.h"
 #include "moe/low_latency/events.h"
 #include "moe/low_latency/launch.h"
 
@@ -62,7 +63,7 @@ struct LowLatencyLayout {
         uint64_t cursor = sizeof(HeapControl);
         const auto take = [&](uint64_t bytes) {
             const uint64_t offset = cursor;
-            cursor += (bytes + 127) / 128 * 128;
+            cursor += whole_lines(bytes);
             return offset;
         };
         const auto take_flags = [&] { return take(kNumSlots * pairs * sizeof(uint64_t)); };
@@ -91,15 +92,10 @@ struct BadChoice {
     int64_t expert;
 };
 
-struct EpochWord {
-    uint64_t epoch;
-    uint64_t rest[15];  // nothing else on this line of the cache
-};
-
 // What a rank keeps of each slot from call to call, in memory that no peer touches.
 struct LowLatencySlot {
-    EpochWord dispatched;  // last epoch of a dispatch that took this slot
-    EpochWord combined;    // likewise of a combine
+    LineWord dispatched;  // last epoch of a dispatch that took this slot
+    LineWord combined;    // likewise of a combine
 };
 struct LowLatencyState {
     LowLatencySlot slots[kNumSlots];
@@ -196,8 +192,8 @@ TK_HOST_DEVICE constexpr uint64_t epoch_behind(uint64_t last, uint32_t slot) {
 }
 static_assert(kFirstEpoch % kNumSlots == 0 && epoch_behind(kEpochMask, 1) == 1);
 
-// Shared memory of a block.
-struct LowLatencyShared {
+// Shared memory of a block. In combine a list of results for each warp follows.
+struct alignas(16) LowLatencyShared {
     struct Group {
         uint32_t num_sent;  // tokens of this rank for the expert that the group tells of it
         uint32_t count;     // tokens that came

@@ -32,10 +32,6 @@ struct WorkingBlocks {
     TK_DEVICE static uint32_t index(const Warp& warp) { return working_block(warp); }
     TK_DEVICE static uint32_t count(const Warp& warp) { return num_working_blocks(warp); }
 };
-struct EveryBlock {
-    TK_DEVICE static uint32_t index(const Warp& warp) { return warp.block; }
-    TK_DEVICE static uint32_t count(const Warp& warp) { return warp.num_blocks; }
-};
 
 TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
     return args.comm.rank * args.shape.num_local_experts() + local_expert;

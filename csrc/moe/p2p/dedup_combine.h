@@ -38,11 +38,13 @@ struct ResultOfEachChoice {
         }
     }
 
-    // Those that come for a token, a bit each.
-    TK_DEVICE static uint64_t expected(const P2PArgs& args, uint32_t token) {
+    // Those that come for a token.
+    TK_DEVICE static BitSet<kMaxResults> expected(const P2PArgs& args, uint32_t token) {
         const int32_t* chosen = args.topk_idx + uint64_t{token} * args.shape.topk;
-        uint64_t results = 0;
-        for (uint32_t i = 0; i < args.shape.topk; ++i) results |= uint64_t{args.shape.is_expert(chosen[i])} << i;
+        BitSet<kMaxResults> results;
+        for (uint32_t i = 0; i < args.shape.topk; ++i) {
+            if (args.shape.is_expert(chosen[i])) results.add(i);
+        }
         return results;
     }
     TK_DEVICE static Contribution contribution(const P2PArgs& args, uint32_t first, uint32_t i) {
@@ -85,7 +87,9 @@ struct SumOfEachRank {
         signal_peer<P2PChannel::partial>(context, src_rank, args.result_flag(src_rank, result), header.num_choices);
     }
 
-    TK_DEVICE static uint64_t expected(const P2PArgs& args, uint32_t token) { return destinations(args, token); }
+    TK_DEVICE static BitSet<kMaxRanks> expected(const P2PArgs& args, uint32_t token) {
+        return destinations(args, token);
+    }
     TK_DEVICE static Contribution contribution(const P2PArgs& args, uint32_t first, uint32_t peer) {
         return {args.result_row(args.comm.rank, first + peer), 1.0f, Expert{}, peer, first + peer};
     }
@@ -116,15 +120,13 @@ TK_DEVICE void send_back(P2PContext<Rec>& context, Share share) {
 template <class Results>
 TK_DEVICE uint32_t list_results(Warp& warp, const P2PArgs& args, uint32_t token, Contribution* list) {
     const uint32_t per_token = args.layout.results_per_token;
-    const uint64_t results = Results::expected(args, token);
+    const auto results = Results::expected(args, token);
     warp.sync();  // the list of the token before is read
     warp.strided(per_token, [&](uint32_t i) {
-        if (!(results >> i & 1)) return;
-        const uint32_t place = count_bits(results & ((uint64_t{1} << i) - 1));
-        list[place] = Results::contribution(args, token * per_token, i);
+        if (results.has(i)) list[results.count_below(i)] = Results::contribution(args, token * per_token, i);
     });
     warp.sync();
-    return count_bits(results);
+    return results.count();
 }
 
 // Waits for the results in `list`; false when it gave up. All flags are looked at side by side first: one after the
@@ -158,7 +160,7 @@ TK_DEVICE bool wait_results_in(P2PContext<Rec>& context, uint32_t token, const C
 // How many warps a token's sum is divided between: those that there are for it, but no part is shorter than what a warp
 // loads at a time.
 TK_DEVICE uint32_t parts_of_a_sum(uint32_t row_bytes, uint32_t num_warps, uint32_t num_tokens) {
-    constexpr uint32_t kLeastBytes = kSumColumns * kLanes * sizeof(Vector16);
+    constexpr uint32_t kLeastBytes = kSumLoads.columns * kLanes * sizeof(Vector16);
     const uint32_t most_parts = (row_bytes + kLeastBytes - 1) / kLeastBytes;
     const uint32_t warps_per_token = num_warps / num_tokens;
     const uint32_t wanted = warps_per_token < most_parts ? warps_per_token : most_parts;

@@ -8,17 +8,12 @@
 // result after it has read the row. Counts alone need an acknowledgement; it is raised as soon as they were read.
 #pragma once
 
+#include "moe/bit_set.h"
 #include "moe/p2p/counts.h"
 #include "moe/p2p/incoming.h"
 #include "moe/row_sum.h"
 
 namespace tracekern {
-
-TK_HOST_DEVICE constexpr uint32_t count_bits(uint64_t bits) {
-    uint32_t count = 0;
-    for (; bits; bits &= bits - 1) ++count;
-    return count;
-}
 
 // The choices of a token that `peer` has the experts of, a bit each. A lane a choice: the loads go out together.
 TK_DEVICE uint32_t choices_at(Warp& warp, const P2PArgs& args, uint32_t token, uint32_t peer) {
@@ -80,13 +75,13 @@ TK_DEVICE void send_rows(P2PContext<Rec>& context, Share share, uint32_t partiti
     }
 }
 
-// The ranks that have experts of this token, a bit each.
-TK_DEVICE uint64_t destinations(const P2PArgs& args, uint32_t token) {
+// The ranks that have experts of this token.
+TK_DEVICE BitSet<kMaxRanks> destinations(const P2PArgs& args, uint32_t token) {
     const int32_t* chosen = args.topk_idx + uint64_t{token} * args.shape.topk;
-    uint64_t ranks = 0;
+    BitSet<kMaxRanks> ranks;
     for (uint32_t choice = 0; choice < args.shape.topk; ++choice) {
         const int32_t expert = chosen[choice];
-        if (args.shape.is_expert(expert)) ranks |= uint64_t{1} << args.shape.rank_of(static_cast<uint32_t>(expert));
+        if (args.shape.is_expert(expert)) ranks.add(args.shape.rank_of(static_cast<uint32_t>(expert)));
     }
     return ranks;
 }
@@ -97,9 +92,9 @@ struct RowForEachRank {
     TK_DEVICE static void count(Warp& warp, const P2PArgs& args, uint32_t* others) {
         warp.block_strided(args.num_tokens, [&](uint32_t token) {
             const uint32_t partition = token / args.layout.partition_tokens;
-            const uint64_t ranks = destinations(args, token);
+            const BitSet<kMaxRanks> ranks = destinations(args, token);
             for (uint32_t peer = 0; peer < args.shape.num_ranks; ++peer) {
-                if (ranks >> peer & 1) add_relaxed_block(&others[peer * args.layout.num_counts + partition], 1u);
+                if (ranks.has(peer)) add_relaxed_block(&others[peer * args.layout.num_counts + partition], 1u);
             }
         });
     }

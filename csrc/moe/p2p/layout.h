@@ -6,6 +6,7 @@
 
 #include "moe/config.h"
 #include "moe/context.h"
+#include "moe/lines.h"
 #include "moe/p2p/events.h"
 #include "moe/p2p/variants.h"
 
@@ -30,19 +31,7 @@ struct alignas(8) RowChoice {
 };
 static_assert(sizeof(DedupRowHeader) == 8 && sizeof(RowChoice) == 8, "a lane writes one of them with one store");
 
-constexpr uint64_t kLineBytes = 128;  // of the cache
 constexpr uint32_t kMaxResults = 32;  // of a token: choices, or ranks that have some
-
-// Rows start on a line: stores that straddle lines are more messages on the link.
-constexpr uint64_t whole_lines(uint64_t bytes) {
-    return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
-}
-
-// A word that others spin on or write beside: on a line of its own, so that nobody else's traffic delays it.
-struct LineWord {
-    uint64_t word;
-    uint64_t rest[kLineBytes / sizeof(uint64_t) - 1];
-};
 
 // Offsets in the shared memory of a block. [x] means an array with that many entries.
 struct SharedLayout {

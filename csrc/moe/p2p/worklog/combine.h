@@ -12,11 +12,12 @@
 // has the source's counts of e+1, which the source sends after its combine_recv of e.
 #pragma once
 
+#include "moe/p2p/dedup_combine.h"
 #include "moe/p2p/worklog/dispatch.h"
 
 namespace tracekern {
 
-// Shared memory of a block of combine_recv.
+// Shared memory of a block of combine_recv, in front of the lists of its warps.
 struct ReduceShared {
     uint32_t failed[2];  // [parity of the token's turn] a warp waited in vain
 };
@@ -62,7 +63,8 @@ TK_DEVICE void send_result(P2PContext<Rec>& context, uint32_t row) {
 // All results of this rank are on their way: one flag for each peer. All warps of all blocks.
 template <class Rec>
 TK_DEVICE void send_results_flags(P2PContext<Rec>& context) {
-    if (!wait_grid(context, context.args.state->combine_arrivals) || context.warp.block != 0) return;
+    uint64_t* arrivals = &context.args.state->combine_arrivals.word;
+    if (!traced_grid_barrier<P2PEvent::wait_grid>(context, arrivals) || context.warp.block != 0) return;
     for_peers_of_warp(context, [&](uint32_t peer) {
         TK_SIGNAL(context.recorder, P2PEvent::signal_results, peer);
         uint64_t* flag = context.args.results_flag(peer, context.comm.rank);
@@ -135,40 +137,17 @@ TK_DEVICE bool wait_all_results(P2PContext<Rec>& context) {
     return ok;
 }
 
-// out[i] = sum over choices of weight * result[i], in fp32 and in the order of the choices, no fused multiply-add.
-template <class T, uint32_t kCount>
-TK_DEVICE void reduce_packs(Warp& warp, const P2PArgs& args, uint32_t token) {
-    using Unit = Pack<T, kCount>;
-    const uint32_t first = token * args.shape.topk;
-    Unit* out = reinterpret_cast<Unit*>(args.out + uint64_t{token} * args.shape.row_bytes());
-    warp.block_strided(args.shape.hidden / kCount, [&](uint32_t i) {
-        float sums[kCount] = {};
-        for (uint32_t flat = first; flat < first + args.shape.topk; ++flat) {
-            if (!args.shape.is_expert(args.topk_idx[flat])) continue;
-            const float weight = args.topk_weights[flat];
-            Unit* result = reinterpret_cast<Unit*>(args.result_row(args.comm.rank, flat)) + i;
-            const Unit unit = load_once(result);
-            unit.add_to(sums, weight);
-            poison(result, sizeof(Unit));
-        }
-        store_once(out + i, Unit::of(sums));
-    });
-}
-
-// All warps of the block, each its share of the row.
+// Adds up a token's results. All warps of the block, each its share of the row.
 template <class T>
 TK_DEVICE void reduce_token(Warp& warp, const P2PArgs& args, uint32_t token) {
-    if (can_pack(args.out, nullptr, args.shape.row_bytes())) {
-        reduce_packs<T, kPackCount<T>>(warp, args, token);
-    } else {
-        reduce_packs<T, 1>(warp, args, token);
-    }
+    Contribution* list = contributions_of(warp, args);
+    const uint32_t count = list_results<ResultOfEachChoice>(warp, args, token, list);
+    char* out = args.out + uint64_t{token} * args.shape.row_bytes();
+    sum_rows<T, false, false, kFewSumLoads>(warp, out, list, count, args.shape.hidden, warp.warp, warp.num_warps);
 }
 
 template <class T, P2PVariant kVariant>
-struct P2PCombineRecv : P2PKernel<P2PStage::combine_recv> {
-    static uint64_t shared_bytes(const P2PArgs&, uint32_t) { return sizeof(ReduceShared); }
-
+struct P2PCombineRecv : P2PKernelWithLists<P2PStage::combine_recv> {
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
         P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::reduce);

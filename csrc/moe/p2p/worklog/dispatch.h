@@ -64,20 +64,11 @@ TK_DEVICE void send_tokens(P2PContext<Rec>& context, Share share) {
     }
 }
 
-// All blocks have arrived; false when it gave up. All warps of all blocks. `arrivals` are of this kernel alone: a
-// barrier counts on multiples of its own grid.
-template <class Rec>
-TK_DEVICE bool wait_grid(P2PContext<Rec>& context, LineWord& arrivals) {
-    const auto wait_now = [&] {
-        return WaitResult{grid_barrier(context.warp, context.comm, &arrivals.word, context.stage), 0};
-    };
-    return record_wait<P2PEvent::wait_grid>(context, wait_now).ok;
-}
-
 // All rows of this rank are on their way: one flag for each peer. All warps of all blocks.
 template <class Rec>
 TK_DEVICE void send_rank_flags(P2PContext<Rec>& context) {
-    if (!wait_grid(context, context.args.state->grid_arrivals) || context.warp.block != 0) return;
+    uint64_t* arrivals = &context.args.state->grid_arrivals.word;
+    if (!traced_grid_barrier<P2PEvent::wait_grid>(context, arrivals) || context.warp.block != 0) return;
     for_peers_of_warp(context, [&](uint32_t peer) {
         const uint32_t tokens = context.args.send_count[peer];
         TK_SIGNAL(context.recorder, P2PEvent::signal_rank, peer, tokens);
@@ -88,13 +79,17 @@ TK_DEVICE void send_rank_flags(P2PContext<Rec>& context) {
 
 template <P2PVariant kVariant>
 struct P2PDispatchSend : P2PKernel<P2PStage::dispatch_send> {
+    // Without their work: counts are received behind the rows of a block that does both.
+    using Roles = RoleTable<WorkingBlocks, Role<P2PRole::count, CountBlock>, Role<P2PRole::send, AllWarps>>;
+
     // Counts and sums.
     static uint64_t shared_bytes(const P2PArgs& args, uint32_t) { return args.layout.shared.contributions; }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const bool counts = is_count_block(warp);
-        P2PContext<Rec> context(warp, args, trace, kStage, counts ? P2PRole::count : P2PRole::send);
+        const Roles roles(warp);
+        const bool counts = roles.template has<P2PRole::count>();
+        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
         if (counts) send_counts<RowOfEachChoice>(context);
         if (is_working_block(warp)) {
             const uint32_t first = working_block(warp) * warp.num_warps + warp.warp;

@@ -1,0 +1,10 @@
+"""Sets of ranks and choices that a lane keeps in registers."""
+
+from __future__ import annotations
+
+from attack import run_program
+from toolchains import program
+
+
+def test_sets_of_one_word_and_of_several_hold_what_was_added():
+    assert run_program(program("bit_set", "-O1")).returncode == 0
