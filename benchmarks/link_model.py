@@ -10,10 +10,10 @@ link      measured: one GPU that sends alone with a flag behind each row, the mo
 memory    fitted: every row that is read or written, by its own rank or by a peer
 latency   fitted, added to each leg: launches, counts there and back, the first row, the last flag
 
-The two are fitted to all legs of moe_2.json and moe_4.json together. Held out are calls of `pipelined` with many tokens
-in other numbers of partitions (moe_sweep_2.json, moe_sweep_4.json); with few tokens each partition costs some 8 us,
-which is not in the model. Orders: `before`, source by source on every rank; `in step`, the same where all warps of a
-rank keep together, so that no rank gets away from the others; `after`, sources in turn. What is called predicted was
+The two are fitted to all legs of moe_2.json and moe_4_before.json together. Held out are calls of `pipelined` with many
+tokens in other numbers of partitions (moe_sweep_2.json, moe_sweep_4.json); with few tokens each partition costs some 8
+us, which is not in the model. Orders: `before`, source by source on every rank; `in step`, the same where all warps of
+a rank keep together, so that no rank gets away from the others; `after`, sources in turn. What is called predicted was
 not measured: links may carry less where there are more ranks. Needs no GPU, and takes about a minute.
 """
 
@@ -41,7 +41,7 @@ from tracekern.moe.routing import draw_topk
 from tracekern.moe.shape import MoeShape
 
 ORDERS = {"in_step": IN_STEP, "before": BEFORE, "after": AFTER}
-FITTED = {"moe_2": "before", "moe_4": "before"}
+FITTED = {"moe_2": "before", "moe_4_before": "before"}
 """Results of benchmarks/moe.py, and the order of the kernels that were measured."""
 HELD_OUT = {"moe_sweep_2": "before", "moe_sweep_4": "before"}
 PROBED_GB_PER_S = (2500.0, 3100.0, 3800.0, 5000.0)
