@@ -52,7 +52,8 @@ def command_line() -> CommandLine:
     """Runs `tracekern ARGUMENTS...` as a user does: in a process of its own."""
 
     def run(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        ended = warm_commands(for_ranks=arguments[:1] == ("run",)).run(*arguments, timeout=timeout)
+        takes_torch = arguments[:1] in (("run",), ("overhead",))
+        ended = warm_commands(takes_torch).run(*arguments, timeout=timeout)
         ended.stderr = without_dead_runs(ended.stderr)
         return ended
 
