@@ -14,7 +14,7 @@ import kept_builds
 import pytest
 from lanes import pytest_collection_modifyitems  # noqa: F401 - a hook
 from rank_pool import RankPool
-from warm_command import warm_commands
+from warm_command import ONE_THREAD, warm_commands
 
 # Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,6 +22,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Where compiled Python is not kept, every worker and each of the hundreds of processes would compile these files anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Before numpy and torch are imported: their threads, in all workers, would wait for each other and take the cores.
+os.environ.update(ONE_THREAD)
 
 # On a busy machine any example may take seconds. Examples that failed are kept in .hypothesis and tried again first.
 SLOW = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -58,7 +61,8 @@ def command_line() -> CommandLine:
     """Runs `tracekern ARGUMENTS...` as a user does: in a process of its own."""
 
     def run(*arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        ended = warm_commands(for_ranks=arguments[:1] == ("run",)).run(*arguments, timeout=timeout)
+        takes_torch = arguments[:1] in (("run",), ("overhead",))
+        ended = warm_commands(takes_torch).run(*arguments, timeout=timeout)
         ended.stderr = without_dead_runs(ended.stderr)
         return ended
 

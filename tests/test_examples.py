@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tracekern
-from tests.toolchains import NVCC, require
+from tests.toolchains import NVCC, compile_cached, require
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.load import load
 
@@ -102,16 +102,13 @@ def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path, com
 
 
 def test_the_page_on_libraries_compiles(tmp_path):
-    require("nvcc")
     page = (ROOT / "docs" / "libraries.md").read_text()
     named = "tracekern::Recorder<true, static_cast<tracekern::RecordFormat>(0)>::Args"  # as trace_type() writes it
     used = f"template __global__ void combine(float*, {named});\n"
     source = tmp_path / "library.cu"
-    source.write_text("\n".join(re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)) + used)
-    flags = ("-include", "tracekern.h", "-I", tracekern.include_path(), "-ptx", source, "-o", tmp_path / "library.ptx")
-    command = [word.replace("c++20", "c++17") for word in NVCC]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    source.write_text("#include <tracekern.h>\n" + "\n".join(re.findall(r"```cuda\n(.*?)```", page, re.DOTALL)) + used)
+    command = tuple(word.replace("c++20", "c++17") for word in NVCC)
+    compile_cached((*command, "-ptx"), source, ".ptx", Path(tracekern.include_path()))
 
 
 def test_the_page_on_cpu_kernels_runs(tmp_path):

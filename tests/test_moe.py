@@ -69,7 +69,7 @@ def shapes(draw) -> MoeShape:
     )
 
 
-@pytest.mark.parametrize("num_shapes", [10, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("num_shapes", [6, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
 def test_all_variants_give_the_bits_of_reference(pools, num_shapes):
     @settings(max_examples=num_shapes, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
@@ -103,7 +103,7 @@ def run_back_to_back(group: Group, shape: MoeShape, variant: str, iterations: in
 
 
 @pytest.mark.parametrize("variant", list(STAGES))
-@pytest.mark.parametrize("num_calls", [200, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_calls", [60, pytest.param(1000, marks=pytest.mark.soak)])
 def test_calls_back_to_back(pools, variant, num_calls):
     shape = MoeShape(num_ranks=8, max_tokens=4, num_experts=16, topk=2, hidden=40, dtype="bf16")
     assert pools(8).call(run_back_to_back, shape, variant, num_calls) == [0] * 8

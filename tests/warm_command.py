@@ -41,9 +41,9 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 @functools.cache
-def warm_commands(for_ranks: bool = False) -> WarmCommands:
+def warm_commands(with_torch: bool = False) -> WarmCommands:
     """Those of this worker."""
-    return WarmCommands((*PRELOADED, *OF_RANKS) if for_ranks else PRELOADED)
+    return WarmCommands((*PRELOADED, *OF_RANKS) if with_torch else PRELOADED)
 
 
 class WarmCommands:

@@ -283,7 +283,7 @@ public:
         f();
     }
     // kBatch: on GPUs, vectors of a lane that are loaded side by side.
-    template <class T, uint32_t kBatch = 4>
+    template <class T, uint32_t kBatch = 8>
     void copy_vectors(void* dst, const void* src, uint32_t n) {
         std::memcpy(dst, src, size_t{n} * sizeof(T));
     }

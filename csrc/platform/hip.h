@@ -278,7 +278,7 @@ public:
         if (lane_ == 0) f();
         sync();
     }
-    template <class T, uint32_t kBatch = 4>
+    template <class T, uint32_t kBatch = 8>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
         if constexpr (sizeof(T) == sizeof(Vector16)) {
             copy_batched<T, kLanes, kBatch>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);

@@ -209,7 +209,7 @@ struct alignas(16) LowLatencyShared {
 // Copies whole vectors of 16 bytes with all lanes: vector i is lane i % 32's. Fewer under way at a time than in other
 // families: a block of 1024 threads leaves a thread 64 registers.
 TK_DEVICE void copy_vectors(Warp& warp, void* dst, const void* src, uint32_t bytes) {
-    warp.copy_vectors<Vector16, 2>(dst, src, bytes / sizeof(Vector16));
+    warp.copy_vectors<Vector16, 4>(dst, src, bytes / sizeof(Vector16));
 }
 
 // What a warp carries through a kernel of the family.

@@ -1,0 +1,10 @@
+"""The copy loop of GPUs, which the CPU backend does without."""
+
+from __future__ import annotations
+
+from attack import run_program
+from toolchains import program
+
+
+def test_it_copies_every_vector_and_nothing_beyond():
+    assert run_program(program("copy", "-O1", "-g1", "-fsanitize=address")).returncode == 0
