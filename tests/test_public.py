@@ -128,7 +128,7 @@ def test_a_timeline_says_what_it_holds():
     assert "signal_token" in said[2]
     assert said[3] == "  clocks within ±755 ns proven, ±14 ns repeatable"
     told = repr(tracekern.analyze(timeline))
-    assert told.startswith("Findings: 38 % of the warps' time are waits\n  answers: ")
+    assert told.startswith("Findings: 37 % of the warps' time are waits\n  answers: ")
     assert told.endswith(repr(timeline))
     unaligned = tracekern.load(ROOT / "traces" / "h200x4_late_host", unaligned=True).replace(aligned=False, title="a\n")
     assert repr(unaligned).splitlines()[1] == r"  a\n"
