@@ -155,7 +155,8 @@ def main(name: str, arguments: Sequence[str]) -> int:
             command.append("-O0" if word == "-O2" and QUICK in os.environ else word)
     has_other_files = "-include" in command or any(os.path.isfile(word) for word in command[1:])
     if has_other_files or not sources or not (output or "-fsyntax-only" in command):
-        os.execv(compiler(name) or name, [name, *arguments])
+        real = compiler(name) or name
+        os.execve(real, [real, *arguments], {**os.environ, "PATH": _path()})  # g++ looks for its parts beside its name
     done = build(command, sources, Path(output).suffix)
     sys.stderr.write(done.stderr)
     if done.returncode == 0 and output:

@@ -73,6 +73,8 @@ def test_programs_that_call_a_compiler_get_what_was_kept(tree):
         assert subprocess.run([tree / name]).returncode == 3
     assert "unused" in said[0]
     assert said[0] == said[1]
+    done = subprocess.run(["g++", "-E", *command[2:5]], cwd=tree, capture_output=True, text=True)
+    assert "kAnswer = 3" in done.stdout  # not kept, as there is no file: the compiler itself ran
 
 
 def test_what_no_test_asked_for_in_a_while_goes(tree, made):
