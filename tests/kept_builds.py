@@ -25,7 +25,7 @@ CACHE = Path(__file__).resolve().parent.parent / "build" / "tests"
 COMPILERS = ("g++", "nvcc", "clang++-19")
 KEPT_S = 14 * 86_400
 """Of an entry that no test asked for."""
-QUICK = "TRACEKERN_TESTS_QUICK"
+QUICK = "TESTS_QUICK"
 """Variable under which a program that calls a compiler gets -O0 for -O2."""
 
 _BIN = CACHE / "bin"

@@ -60,11 +60,13 @@ constexpr uint32_t kLastPlace = 0xffffffe0u;
 #else
     #include "platform/cpu.h"
 #endif
-#include "platform/device_warp.h"
+// Not where users compile the header as C++17, nor for nvcc's host code, which leaves out what device functions return.
+#if defined(__cpp_concepts) && (!defined(__CUDACC__) || defined(__CUDA_ARCH__))
+    #include "platform/device_warp.h"
+static_assert(tracekern::DeviceWarp<tracekern::Warp>);
+#endif
 
 namespace tracekern {
-
-static_assert(DeviceWarp<Warp>);
 
 // What take_place() is to begin with for `room` records from `next` on: a limit that leaves the two records in front of
 // a multiple of 4 GiB free, so that a count that stays at kLastPlace is beyond it. 0: no room, nothing is that low.
