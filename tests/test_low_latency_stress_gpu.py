@@ -42,6 +42,7 @@ def stress(shape: Shape, *options: str, tool: tuple[str, ...] = ()) -> subproces
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.soak  # half a minute and more
 @pytest.mark.compilers
 def test_the_program_compiles():
     assert binary().exists()

@@ -58,6 +58,7 @@ def num_sms() -> int:
     return count.value
 
 
+@pytest.mark.soak  # half a minute and more
 @pytest.mark.compilers
 def test_the_program_compiles():
     assert binary().exists()
