@@ -35,7 +35,7 @@ SPEC = CaptureSpec(groups=2, launches=2, host_spans=2)
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("seed", "count"), [(1, 60), *(pytest.param(seed, 3000, marks=pytest.mark.soak) for seed in (2, 3))]
+    ("seed", "count"), [(1, 100), *(pytest.param(seed, 3000, marks=pytest.mark.soak) for seed in (2, 3))]
 )
 def test_damage_never_ends_in_a_traceback(seed: int, count: int):
     """Nor in a numeric warning, a time that wrapped around, 20 s for one capture, or 1 GiB."""
