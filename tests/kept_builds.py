@@ -24,7 +24,7 @@ from pathlib import Path
 CACHE = Path(__file__).resolve().parent.parent / "build" / "tests"
 COMPILERS = ("g++", "nvcc", "clang++-19")
 KEPT_S = 14 * 86_400
-"""Of an entry that no test asked for."""
+"""Time that an entry stays which no test asks for."""
 QUICK = "TESTS_QUICK"
 """Variable under which a program that calls a compiler gets -O0 for -O2."""
 
@@ -41,7 +41,7 @@ def _path() -> str:
 
 @functools.cache
 def compiler(name: str) -> str | None:
-    """Where the compiler itself is; None if it is missing."""
+    """Returns the path of the compiler itself; None if it is missing."""
     return shutil.which(name, path=_path())
 
 
@@ -78,7 +78,7 @@ class Build:
 
 
 def log_of(result: Path) -> Path:
-    """Where what the compiler said stands."""
+    """Returns the file that holds what the compiler said."""
     return result.with_name(result.name + ".log")
 
 

@@ -162,7 +162,7 @@ def test_longest_waits(case):
 
 
 def test_waits_of_start_up_are_the_last_of_the_longest(tmp_path):
-    """Of the others there are fewer than are listed."""
+    """There are so few others here that the table, which lists 100, has room for those of start-up."""
     timeline = select(load(TRACES / "h200x4_late_host"), ranks=[2, 3])
     stages = np.append([launch.name for launch in timeline.launches], "")[timeline.spans.launch]
     kept = np.isin(stages, ["rank_barrier", "dispatch_send", ""])

@@ -42,7 +42,7 @@ def draw_choices(seed: int, nodes: Nodes) -> list[torch.Tensor]:
     channels=st.integers(1, 12),
 )
 def test_rows_lie_where_the_prefix_sums_say(seed, nodes, channels):
-    """As receivers place them: behind the ranks before, and behind the channels before of the same rank."""
+    """A receiver places a row behind those of earlier ranks, and of earlier channels of the same rank."""
     num_experts = nodes.num_ranks * EXPERTS_OF_A_RANK
     topk_idx = draw_choices(seed, nodes)
     x = [torch.arange(len(idx)).reshape(-1, 1) + 1000 * rank for rank, idx in enumerate(topk_idx)]

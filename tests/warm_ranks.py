@@ -27,7 +27,7 @@ PROGRAM = "RANK_PROGRAM"
 
 @functools.cache
 def warm_spawner(target: str = "tests.warm_ranks:main") -> Spawner:
-    """That of this worker; it ends with it."""
+    """Returns the spawner of this worker, which ends with it."""
     return Spawner(target, os.environ)
 
 
@@ -46,7 +46,7 @@ def run_ranks(
 
 
 def run_moe(options: MoeRun, directory: Path | str, *more: Any, **named: Any) -> RunReport:
-    """As tracekern.moe.run.run()."""
+    """Runs tracekern.moe.run.run() with ranks from the warm spawner."""
     return run(options, directory, *more, spawner=warm_spawner(WORKER), **named)
 
 

@@ -26,9 +26,8 @@ NUM_WARM_UP = 3
 CALLS_AT_ONCE = 64
 """Calls that are queued before the host waits for them. A stream takes some 1,000 launches, then it blocks the host."""
 _SLACK = 3.0
-"""How much longer than the host needs to queue calls the device is held back. It queues calls behind a busy device more
-slowly than alone: with 1.5 one traced call in a hundred took five times the median, as long as its host needs for a
-call (4 H200, 2026-11-27)."""
+"""How much longer than the host needs to queue calls the device is held back. With 1.5 one traced call in a hundred
+took as long as its host needs to queue one, as if the host came too late (4 H200, 2026-11-27)."""
 _SLACK_NS = 200_000
 
 ElapsedMs = Callable[[], float]

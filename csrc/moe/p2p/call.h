@@ -19,7 +19,7 @@ TK_DEVICE bool is_working_block(const Warp& warp) {
 TK_DEVICE uint32_t num_working_blocks(const Warp& warp) {
     return warp.num_blocks == 1 ? 1 : warp.num_blocks - 1;
 }
-// Among those that work.
+// The block's place among those that work.
 TK_DEVICE uint32_t working_block(const Warp& warp) {
     return warp.num_blocks == 1 ? 0 : warp.block - 1;
 }

@@ -39,7 +39,7 @@ TK_DEVICE void send_counts(P2PContext<Rec>& context) {
     });
 }
 
-// Waits for the counts of one rank and takes them. Its value: how many rows come from there.
+// Waits for the counts of one rank and takes them. The value of the result is how many rows come from there.
 template <class Rows, class Rec>
 TK_DEVICE WaitResult wait_counts(P2PContext<Rec>& context, uint32_t src_rank, uint32_t* counts) {
     Warp& warp = context.warp;

@@ -16,7 +16,7 @@ inline constexpr WorklogTraits kWorklogTraits[] = {
     {true, true, false},
     {true, true, true},
 };
-// One that is not deduplicated.
+// variant: one that is not deduplicated.
 constexpr const WorklogTraits& worklog_traits_of(P2PVariant variant) {
     return kWorklogTraits[static_cast<uint32_t>(variant)];
 }
