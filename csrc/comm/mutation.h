@@ -18,11 +18,11 @@ TK_HOST_DEVICE constexpr uint32_t channel_number(Channel channel) {
 }
 
 // What is left out: the release, the acquire, the comparison of the epoch, the whole wait, the comparison of the value,
-// the look whether a flag is ahead already.
-enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement, value, maximum };
+// the look whether a flag is ahead already, and what a published design has wrong at this channel.
+enum class Mutation : unsigned { none, release, acquire, epoch, acknowledgement, value, maximum, as_published };
 
 inline constexpr const char* kMutationNames[] = {
-    "none", "release", "acquire", "epoch", "acknowledgement", "value", "maximum"};
+    "none", "release", "acquire", "epoch", "acknowledgement", "value", "maximum", "as_published"};
 
 #ifdef TK_PLANTED_FAULTS
 struct PlantedFault {

@@ -14,6 +14,7 @@ namespace tracekern {
 
 class MappedPeer {
 public:
+    static constexpr bool kIsMapped = true;
     TK_DEVICE MappedPeer(const CommArgs& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
 
     template <class T>
@@ -52,6 +53,7 @@ struct RoutedArgs : CommArgs {
 template <class Transport>
 class TransportPeer {
 public:
+    static constexpr bool kIsMapped = false;
     TK_DEVICE TransportPeer(const RoutedArgs<Transport>& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
 
     // One lane's.

@@ -1,0 +1,117 @@
+// One rank's end of two-hop dispatch: state, epochs, each kernel as a launch, and what notify tells the host.
+#pragma once
+
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "moe/pipeline.hpp"
+#include "moe/two_hop/family.h"
+
+namespace tracekern {
+
+struct RecvCounts {
+    uint32_t num_recv_tokens;
+    uint32_t num_rdma_recv_tokens;
+    std::vector<uint32_t> num_recv_tokens_per_expert;
+};
+
+// Backend: PipelineBackendCpu or PipelineBackendCuda. Family: TwoHop, or TwoHopOn with a transport.
+template <class Backend, class Family = TwoHop>
+class TwoHopBuffer {
+public:
+    using Args = typename Family::Args;
+
+    // config: with set_grid(). first_stage: of the kernels of this family among all that use `comm`, for its faults.
+    TwoHopBuffer(typename Backend::Communicator& comm,
+                 const TwoHopConfig& config,
+                 Backend backend,
+                 uint32_t first_stage)
+        : comm_(comm),
+          config_(config),
+          backend_(std::move(backend)),
+          first_stage_(first_stage),
+          args_(Family::make_args(config, backend_)) {
+        const uint32_t num_local = config.shape.num_local_experts();
+        args_.host_counts = static_cast<HostCounts*>(backend_.allocate_for_host(HostCounts::bytes(num_local)));
+        backend_.template prepare<Family>(comm_, config_, args_);
+        reset();
+    }
+    TwoHopBuffer(const TwoHopBuffer&) = delete;
+
+    // For what a transport adds to the communicator's arguments.
+    Args& args() { return args_; }
+
+    // Sets this rank's flags and counters to the state before the first call. Collective, like the communicator's
+    // clear_control(): with all devices idle.
+    void reset() {
+        set_comm_args();
+        epoch_ = kFirstEpoch;
+        Family::reset(args_, backend_);
+        memset(args_.host_counts, 0, HostCounts::bytes(args_.shape.num_local_experts()));
+    }
+
+    // Launches notify_dispatch. Returns the ticket for find_counts().
+    uint64_t notify(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
+        call_ = call;
+        call_.ticket = ++ticket_ & kEpochMask;
+        launch<NotifyDispatch>(trace, stream);
+        return call_.ticket;
+    }
+
+    // Launches dispatch of the call, with what depends on its counts.
+    void dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
+        call_ = call;
+        launch<TwoHopDispatch>(trace, stream);
+        epoch_ = next_epoch(epoch_);
+    }
+
+    // What notify_dispatch told of that call; none yet. Called from any thread.
+    std::optional<RecvCounts> find_counts(uint64_t ticket) const {
+        HostCounts& told = *args_.host_counts;
+        bool is_whole = true;
+        const auto take = [&](const uint64_t& word) {
+            // Relaxed would do, since each word is its own payload.
+            const uint64_t seen = __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+            is_whole = is_whole &&
+                       (flag_epoch(seen) == ticket || mutated(TwoHopChannel::host_counts, Mutation::acknowledgement));
+            return flag_value(seen);
+        };
+        RecvCounts counts{take(told.moe_recv_counter), take(told.moe_recv_rdma_counter), {}};
+        for (uint32_t expert = 0; expert < args_.shape.num_local_experts(); ++expert) {
+            counts.num_recv_tokens_per_expert.push_back(take(told.moe_recv_expert_counter[expert]));
+        }
+        if (!is_whole) return std::nullopt;
+        return counts;
+    }
+
+    // Of the next call, as records keep it.
+    uint32_t epoch() const { return epoch_on_record(epoch_); }
+
+private:
+    template <template <class> class Body>
+    void launch(TraceChoice trace, uint64_t stream) {
+        set_comm_args();
+        backend_.use_stream(stream);
+        args_.call = call_;
+        using OwnBody = Body<std::decay_t<decltype(args_.comm)>>;
+        backend_.template launch<Family, OwnBody>(comm_, config_, args_, trace);
+    }
+    void set_comm_args() {
+        static_cast<CommArgs&>(args_.comm) = comm_.args();
+        args_.comm.first_stage = first_stage_;
+    }
+
+    typename Backend::Communicator& comm_;
+    const TwoHopConfig config_;
+    Backend backend_;
+    const uint32_t first_stage_;
+    Args args_;
+    TwoHopCall call_{};
+    uint64_t ticket_ = 0;
+    uint64_t epoch_ = kFirstEpoch;
+};
+
+}  // namespace tracekern

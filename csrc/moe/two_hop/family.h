@@ -1,0 +1,120 @@
+// What others may know of the two-hop family: moe/pipeline.hpp says what each member is for.
+#pragma once
+
+#include <stdexcept>
+#include <vector>
+
+#include "moe/config.h"
+#include "moe/kernel_list.h"
+#include "moe/two_hop/dispatch.h"
+#include "moe/two_hop/notify.h"
+
+namespace tracekern {
+
+enum class TwoHopVariant : uint32_t { two_hop };
+
+struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
+    uint32_t num_nodes = 1;
+    uint32_t channels = 1;
+    uint32_t nvl_send = 1, nvl_recv = 1;    // tokens of a chunk, and slots of a ring, within a node
+    uint32_t rdma_send = 1, rdma_recv = 1;  // likewise between nodes
+    uint32_t fp8 = 0;                       // rows are of fp8, with a scale for each 128 values
+
+    NodeShape nodes() const { return {num_nodes, shape.num_ranks / num_nodes}; }
+    RingSizes rings() const { return {rdma_recv, rdma_send, nvl_recv, nvl_send}; }
+    RowLayout row() const {
+        constexpr uint32_t kScaleGroup = 128;
+        return fp8 ? RowLayout::of(shape.hidden, shape.hidden / kScaleGroup, shape.topk)
+                   : RowLayout::of(shape.row_bytes(), 0, shape.topk);
+    }
+    TwoHopLayout layout() const { return TwoHopLayout::make(shape, nodes(), channels, rings(), row().bytes); }
+
+    // The grids that the kernels count on.
+    void set_grid() {
+        warps_per_block = two_hop_warps(nodes().peers);
+        num_blocks = 2 * channels;
+        stage_blocks[static_cast<uint32_t>(TwoHopStage::notify_dispatch)] = 1 + num_nodes;
+    }
+
+    // What memory safety and the argument against circles rest on. least_slots: of a first-hop ring; tests try less.
+    void check(uint32_t least_slots) const {
+        const auto require = [](bool holds, const char* what) {
+            if (!holds) throw std::invalid_argument(what);
+        };
+        require(num_nodes >= 1 && num_nodes <= kMaxTwoHopNodes && shape.num_ranks % num_nodes == 0,
+                "nodes: wanted 1 to 32 that divide the ranks");
+        const uint32_t peers = nodes().peers;
+        require(peers == 1 || peers == 2 || peers == 4 || peers == 8, "ranks of a node: wanted 1, 2, 4 or 8");
+        require(channels >= 1 && channels <= kMaxTwoHopChannels, "channels: wanted 1 to 64");
+        require(rdma_send >= 1 && rdma_recv % rdma_send == 0, "rdma_recv: wanted a multiple of rdma_send");
+        require(rdma_recv >= least_slots, "rdma_recv: wanted at least rdma_send + 6");
+        require(nvl_send >= 1 && nvl_recv >= nvl_send, "nvl_recv: wanted at least nvl_send");
+        require(rdma_recv < 1 << 14 && nvl_recv < 1 << 14, "slots of a ring: wanted fewer than 2^14");
+        require(shape.max_tokens + rdma_recv <= kMaxTwoHopTokens, "tokens: wanted fewer than 2^20 - 1 - rdma_recv");
+        const uint64_t most_rows = uint64_t{shape.num_ranks} * shape.max_tokens;
+        require(most_rows + nvl_recv <= kMaxTwoHopTokens, "rows for one rank: wanted fewer than 2^20 - 1 - nvl_recv");
+        require(row().hidden_bytes % sizeof(Vector16) == 0, "hidden: wanted a multiple of 16 bytes");
+        require(!fp8 || shape.hidden % 128 == 0, "hidden: wanted a multiple of 128 for fp8");
+    }
+};
+
+// Comm: CommArgs, or RoutedArgs in tests.
+template <class Comm>
+struct TwoHopOn {
+    using Args = TwoHopArgs<Comm>;
+    using Config = TwoHopConfig;
+    using Stage = TwoHopStage;
+    using Variant = TwoHopVariant;
+    using Event = TwoHopEvent;
+
+    static constexpr const char* kName = "two_hop";
+    static constexpr const char* kVariantNames[] = {"two_hop"};
+    static constexpr auto& kStageNames = kTwoHopStageNames;
+    static constexpr auto& kRoleNames = kTwoHopRoleNames;
+    static constexpr auto& kChannelNames = kTwoHopChannelNames;
+
+    template <class Visit>
+    static void visit_options(TwoHopConfig& config, Visit visit) {
+        visit("num_nodes", config.num_nodes);
+        visit("channels", config.channels);
+        visit("nvl_send", config.nvl_send);
+        visit("nvl_recv", config.nvl_recv);
+        visit("rdma_send", config.rdma_send);
+        visit("rdma_recv", config.rdma_recv);
+        visit("fp8", config.fp8);
+    }
+
+    static uint64_t heap_bytes(const TwoHopConfig& config) { return config.layout().total_bytes; }
+
+    template <class F>
+    static void with_kernels(const TwoHopConfig&, F f) {
+        f(KernelList<NotifyDispatch<Comm>, TwoHopDispatch<Comm>>{});
+    }
+
+    template <class Memory>
+    static Args make_args(const TwoHopConfig& config, Memory& memory) {
+        Args args{};
+        args.shape = config.shape;
+        args.nodes = config.nodes();
+        args.num_channels = config.channels;
+        args.rings = config.rings();
+        args.row = config.row();
+        args.layout = config.layout();
+        args.state = static_cast<TwoHopState*>(memory.allocate(sizeof(TwoHopState)));
+        return args;
+    }
+
+    template <class Memory>
+    static void reset(const Args& args, Memory& memory) {
+        const TwoHopState state{{kFirstEpoch, {}}, {}};
+        memory.copy_to(args.state, &state, sizeof(state));
+        const size_t count = (args.layout.flags_end - args.layout.flags_begin) / sizeof(uint64_t);
+        const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
+        memory.copy_to(
+            args.comm.heap[args.comm.rank] + args.layout.flags_begin, flags.data(), count * sizeof(uint64_t));
+    }
+};
+
+using TwoHop = TwoHopOn<CommArgs>;
+
+}  // namespace tracekern
