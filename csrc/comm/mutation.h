@@ -42,4 +42,10 @@ TK_HOST_DEVICE constexpr bool mutated(Channel, Mutation) {
 }
 #endif
 
+// Whether a kernel does at this channel what a published design has wrong.
+template <class Channel>
+TK_DEVICE bool does_as_published(Channel channel) {
+    return mutated(channel, Mutation::as_published);
+}
+
 }  // namespace tracekern

@@ -27,6 +27,16 @@ TK_DEVICE bool is_wanted(uint64_t flag, uint64_t epoch, uint32_t least = 0) {
     return is_of_call && (flag_value(flag) >= least || mutated(kChannel, Mutation::value));
 }
 
+// The same on the host, of a word that it was told.
+template <auto kChannel>
+bool was_told(uint64_t word, uint64_t epoch) {
+#if TK_GPU
+    return flag_epoch(word) == epoch;
+#else
+    return is_wanted<kChannel>(word, epoch);
+#endif
+}
+
 // Who may wait for a flag. A release for all ranks also waits until what is under way to other devices has arrived.
 // Flags for the own block alone are in its shared memory.
 enum class Scope { ranks, device, block };
@@ -90,6 +100,11 @@ template <class ValueOf>
 TK_DEVICE void signal_all_relaxed(Warp& warp, uint64_t* flags, uint32_t count, uint64_t epoch, ValueOf value_of) {
     perturb(warp);
     warp.strided(count, [&](uint32_t i) { store_relaxed_system(&flags[i], make_flag(epoch, value_of(i))); });
+}
+
+// For the host, which polls: a word that is its own payload. One lane's.
+TK_DEVICE void tell_host(uint64_t* word, uint64_t epoch, uint32_t value) {
+    store_relaxed_system(word, make_flag(epoch, value));
 }
 
 // ---- waits ----

@@ -57,7 +57,7 @@ public:
     uint64_t notify(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
         call_.ticket = ++ticket_ & kEpochMask;
-        launch<NotifyDispatch>(trace, stream);
+        launch<TwoHopNotifyDispatch>(trace, stream);
         return call_.ticket;
     }
 
@@ -75,8 +75,7 @@ public:
         const auto take = [&](const uint64_t& word) {
             // Relaxed would do, since each word is its own payload.
             const uint64_t seen = __atomic_load_n(&word, __ATOMIC_ACQUIRE);
-            is_whole = is_whole &&
-                       (flag_epoch(seen) == ticket || mutated(TwoHopChannel::host_counts, Mutation::acknowledgement));
+            is_whole = is_whole && was_told<TwoHopChannel::host_counts>(seen, ticket);
             return flag_value(seen);
         };
         RecvCounts counts{take(told.moe_recv_counter), take(told.moe_recv_rdma_counter), {}};

@@ -91,7 +91,7 @@ TK_DEVICE void clear_shared(TwoHopContext<Rec, Comm>& context) {
         warp.block_strided(kNumWords, [&](uint32_t i) { words[i] = make_flag(kNeverEpoch, 0); });
     } else {
         auto& shared = warp.template shared<SenderShared>();
-        const bool is_at_0 = mutated(TwoHopChannel::lock, Mutation::as_published);
+        const bool is_at_0 = does_as_published(TwoHopChannel::lock);
         const TaskRange range = TaskRange::of(args.call.num_tokens, args.num_channels, context.channel());
         warp.block_strided(kMaxTwoHopNodes, [&](uint32_t node) {
             shared.rdma_send_channel_tail[node] = make_flag(kNeverEpoch, 0);

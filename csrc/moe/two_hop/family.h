@@ -12,6 +12,7 @@
 namespace tracekern {
 
 enum class TwoHopVariant : uint32_t { two_hop };
+inline constexpr const char* kTwoHopVariantNames[] = {"two_hop"};
 
 struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
     uint32_t num_nodes = 1;
@@ -68,7 +69,7 @@ struct TwoHopOn {
     using Event = TwoHopEvent;
 
     static constexpr const char* kName = "two_hop";
-    static constexpr const char* kVariantNames[] = {"two_hop"};
+    static constexpr auto& kVariantNames = kTwoHopVariantNames;
     static constexpr auto& kStageNames = kTwoHopStageNames;
     static constexpr auto& kRoleNames = kTwoHopRoleNames;
     static constexpr auto& kChannelNames = kTwoHopChannelNames;
@@ -88,7 +89,7 @@ struct TwoHopOn {
 
     template <class F>
     static void with_kernels(const TwoHopConfig&, F f) {
-        f(KernelList<NotifyDispatch<Comm>, TwoHopDispatch<Comm>>{});
+        f(KernelList<TwoHopNotifyDispatch<Comm>, TwoHopDispatch<Comm>>{});
     }
 
     template <class Memory>

@@ -163,7 +163,7 @@ private:
         const uint32_t first_row = of_node(sources.first_row), left = of_node(sources.left);
         // The tail says no more than is left, unless a fault was planted.
         const uint32_t end = chunk.tail - head < left ? chunk.tail : head + left;
-        const uint32_t room = mutated(TwoHopChannel::peer_tail, Mutation::as_published) ? ~0u : args_.rings.nvl_chunk;
+        const uint32_t room = does_as_published(TwoHopChannel::peer_tail) ? ~0u : args_.rings.nvl_chunk;
         uint32_t position = head, num_handed = 0;
         TK_NO_UNROLL
         for (; position < end && num_handed < room; ++position) {

@@ -144,11 +144,8 @@ TK_DEVICE void lay_out(TwoHopContext<Rec, Comm>& context) {
     warp.strided(num_nodes, [&](uint32_t node) {
         call.recv_rdma_rank_prefix_sum[node] = static_cast<int32_t>(forwarded_up_to(node));
     });
-    // Each word is its own payload, so relaxed is enough; the host waits for all of them.
-    const auto tell = [&](uint64_t& word, uint32_t value) {
-        const bool is_old = mutated(TwoHopChannel::host_counts, Mutation::epoch);
-        store_relaxed_system(&word, make_flag(is_old ? 0 : call.ticket, value));
-    };
+    // The host waits for all of them.
+    const auto tell = [&](uint64_t& word, uint32_t value) { tell_host(&word, call.ticket, value); };
     HostCounts& told = *args.host_counts;
     warp.strided(args.shape.num_local_experts(), [&](uint32_t expert) {
         uint32_t choices = 0;
@@ -230,7 +227,7 @@ TK_DEVICE void count_channels(TwoHopContext<Rec, Comm>& context, uint32_t node) 
 // ---- the kernel ----
 
 template <class Comm>
-struct NotifyDispatch {
+struct TwoHopNotifyDispatch {
     using Args = TwoHopArgs<Comm>;
     static constexpr TwoHopStage kStage = TwoHopStage::notify_dispatch;
     static constexpr uint32_t kMaxThreads = 512;

@@ -238,7 +238,7 @@ private:
     TK_DEVICE static bool publish_last(TwoHopContext<Rec, Comm>& context,
                                        uint32_t turn,
                                        const PerLane<uint32_t>& copied) {
-        if (mutated(TwoHopChannel::ready, Mutation::as_published)) return true;
+        if (does_as_published(TwoHopChannel::ready)) return true;
         if (!wait_sequential_lock(context, turn)) return false;
         publish_tails(context, copied);
         pass_sequential_lock(context, turn + 1);
