@@ -59,6 +59,8 @@ def draw(findings: Findings) -> Answer:
             _phase_table(findings),
         ]
         body += [f"<p>R{escape(describe_ring(ring))[1:]}.</p>" for ring in told_rings(findings)[:_MAX_RINGS]]
+    if findings.ring_fills:
+        body += ["<h3>How full the rings were</h3>", _fill_table(findings)]
     if chains := findings.longest_waits:
         body += ["<h3>The longest waits by phase, and why they lasted</h3>", _chain_table(chains)]
     aside = (
@@ -94,6 +96,23 @@ def describe_ring(ring: FullRing) -> str:
         f"rank {ring.receiver}'s ring{size} (channel {ring.channel}{which}) is full {share} of the time of "
         f"rank {ring.sender}'s kernels"
     )
+
+
+def _fill_table(findings: Findings) -> str:
+    waited = {(ring.channel, ring.sender, ring.receiver): ring for ring in findings.full_rings}
+    rows = []
+    for fill in findings.ring_fills[:_MAX_RINGS]:
+        ring = waited.get((fill.channel, fill.sender, fill.receiver))
+        rows.append(
+            (
+                f"{fill.tail}, rank {fill.sender} to rank {fill.receiver}",
+                f"{fill.mean_slots:.1f}",
+                f"{fill.most_slots:,}",
+                f"{fill.slots:,}" if fill.slots else "not known",
+                percent(ring.full_ns, ring.kernels_ns) if ring else "never",
+            )
+        )
+    return table(["ring", "slots full on average", "at most", "of", "full while its sender waited"], rows, numbers=4)
 
 
 def _share_bars(findings: Findings) -> Figure:
