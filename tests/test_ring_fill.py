@@ -12,6 +12,7 @@ from tracekern.analysis.waits.ring_fill import find_ring_fills
 from tracekern.dump.event_table import parse_event
 from tracekern.errors import BadInput
 from tracekern.timeline.counters import count_events
+from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Flows, Timeline
 from tracekern.viewers.report.questions.time import QUESTION
 
@@ -137,3 +138,17 @@ def test_two_calls_begin_with_empty_rings():
     both = make_timeline(2, events=EVENTS, spans=make_spans(rows), flows=Flows(), launches=launches)
     (counter,) = count_events(both)
     assert counter.value.tolist() == [3, 0, 3, 0]
+
+
+def test_a_dry_ring_is_named_with_the_rank_that_sent_late():
+    """Rank 1 waits from 2 on for a token that rank 0 sends at 40."""
+    wanted = (Field("peer", 4), Field("channel", 4), Field("wanted", 20))
+    events = (*EVENTS, EventType("wait_tail", EventClass.WAIT, "completion", TAIL, wanted))
+    rows = [(2, FILL, 0, 40, 41, 1 | 1 << 8, 0), (8, 2, 1, 2, 45, 1 << 8, 0), (8, FREE, 1, 50, 51, 5 << 8, 0)]
+    timeline = make_timeline(2, events=events, spans=make_spans(rows), launches=(make_launch(0), make_launch(1)))
+    findings = analyze(timeline.replace(flows=join_flows(timeline)[0]))
+    (ring,) = findings.dry_rings
+    assert (ring.channel, ring.tail, ring.sender, ring.receiver, ring.num_rings) == ("head", "tail", 0, 1, 1)
+    assert ring.dry_ns == 40 - 2
+    (fill,) = findings.ring_fills
+    assert (fill.mean_slots, fill.most_slots) == (1.0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits.full_rings import FullRing
+from tracekern.analysis.waits.ring_fill import RingFill
 from tracekern.analysis.why.chain import Chain
 from tracekern.formatting import count, duration, escape, percent
 from tracekern.viewers.report.charts import stacked_bars, time_scale
@@ -99,20 +100,21 @@ def describe_ring(ring: FullRing) -> str:
 
 
 def _fill_table(findings: Findings) -> str:
-    waited = {(ring.channel, ring.sender, ring.receiver): ring for ring in findings.full_rings}
+    full = {(ring.channel, ring.sender, ring.receiver): (ring.full_ns, ring.kernels_ns) for ring in findings.full_rings}
+    dry = {(ring.channel, ring.sender, ring.receiver): (ring.dry_ns, ring.kernels_ns) for ring in findings.dry_rings}
+
+    def trouble_ns(fill: RingFill) -> int:
+        place = fill.channel, fill.sender, fill.receiver
+        return max(full.get(place, (0, 1))[0], dry.get(place, (0, 1))[0])
+
     rows = []
-    for fill in findings.ring_fills[:_MAX_RINGS]:
-        ring = waited.get((fill.channel, fill.sender, fill.receiver))
-        rows.append(
-            (
-                f"{fill.tail}, rank {fill.sender} to rank {fill.receiver}",
-                f"{fill.mean_slots:.1f}",
-                f"{fill.most_slots:,}",
-                f"{fill.slots:,}" if fill.slots else "not known",
-                percent(ring.full_ns, ring.kernels_ns) if ring else "never",
-            )
-        )
-    return table(["ring", "slots full on average", "at most", "of", "full while its sender waited"], rows, numbers=4)
+    for fill in sorted(findings.ring_fills, key=trouble_ns, reverse=True)[:_MAX_RINGS]:
+        place = fill.channel, fill.sender, fill.receiver
+        slots = f"{fill.mean_slots:.1f}", f"{fill.most_slots:,}", f"{fill.slots:,}" if fill.slots else "not known"
+        shares = [percent(*times[place]) if place in times else "never" for times in (full, dry)]
+        rows.append((f"{fill.tail}, rank {fill.sender} to rank {fill.receiver}", *slots, *shares))
+    titles = ["ring", "slots full on average", "at most", "of", "full, its sender waits", "dry, its receiver waits"]
+    return table(titles, rows, numbers=5)
 
 
 def _share_bars(findings: Findings) -> Figure:
