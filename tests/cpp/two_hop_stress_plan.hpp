@@ -24,6 +24,7 @@ struct TwoHopStress {
     CpuExecutor executor;
     bool is_far = false;  // nodes reach each other over a transport that shuffles
     Traffic traffic = Traffic::drawn;
+    uint32_t leaves = ~0u;
     uint32_t num_calls;
     uint32_t seed;
     StressOptions stress;
