@@ -1,0 +1,152 @@
+// Names that engines give each other: where a domain is, and where memory is that a peer may write to.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tracekern {
+
+// A domain's address as its provider wrote it: opaque bytes.
+struct DomainAddress {
+    std::string bytes;
+
+    bool operator==(const DomainAddress&) const = default;
+
+    std::string text() const {
+        constexpr char kDigits[] = "0123456789abcdef";
+        std::string hex;
+        for (const char byte : bytes) {
+            hex += kDigits[static_cast<uint8_t>(byte) >> 4];
+            hex += kDigits[static_cast<uint8_t>(byte) & 15];
+        }
+        return hex;
+    }
+    // Throws std::invalid_argument for what text() never returns.
+    static DomainAddress from_text(std::string_view text) {
+        const auto digit = [&](char letter) {
+            if (letter >= '0' && letter <= '9') return letter - '0';
+            if (letter >= 'a' && letter <= 'f') return letter - 'a' + 10;
+            throw std::invalid_argument("a domain address is pairs of the digits 0 to f; got '" +
+                                        std::string(text.substr(0, 40)) + "'");
+        };
+        if (text.empty() || text.size() % 2 || text.size() > 2 * kMaxBytes) {
+            throw std::invalid_argument("a domain address has 1 to " + std::to_string(kMaxBytes) +
+                                        " bytes, two digits each; got " + std::to_string(text.size()) + " digits");
+        }
+        DomainAddress address;
+        for (size_t i = 0; i < text.size(); i += 2) {
+            address.bytes += static_cast<char>(digit(text[i]) << 4 | digit(text[i + 1]));
+        }
+        return address;
+    }
+
+    static constexpr size_t kMaxBytes = 256;
+};
+
+// Memory of an engine, as the peers see it that write there.
+struct MemoryRegionDescriptor {
+    // Through one domain of its engine.
+    struct Way {
+        DomainAddress address;
+        uint64_t key;
+        uint64_t base;  // of the region, as the provider counts remote addresses
+
+        bool operator==(const Way&) const = default;
+    };
+    uint64_t engine;  // who it belongs to: another one in each process and each start
+    uint64_t region;  // of the engine, counted from 1
+    uint64_t bytes;
+    std::vector<Way> ways;  // one a domain
+
+    bool operator==(const MemoryRegionDescriptor&) const = default;
+};
+
+// Reads and writes the bytes that travel between processes: numbers in the order of this machine, texts with a length.
+class Packer {
+public:
+    template <class Number>
+    Packer& number(Number value) {
+        bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+        return *this;
+    }
+    Packer& text(std::string_view value) {
+        number(static_cast<uint32_t>(value.size()));
+        bytes_.append(value);
+        return *this;
+    }
+    std::string take() { return std::move(bytes_); }
+
+private:
+    std::string bytes_;
+};
+
+// Throws std::invalid_argument where bytes are missing or left over.
+class Unpacker {
+public:
+    Unpacker(std::string_view bytes, const char* what) : bytes_(bytes), what_(what) {}
+
+    template <class Number>
+    Number number() {
+        Number value;
+        const std::string_view taken = take(sizeof(value));
+        std::copy(taken.begin(), taken.end(), reinterpret_cast<char*>(&value));
+        return value;
+    }
+    std::string text(size_t limit) {
+        const uint32_t size = number<uint32_t>();
+        if (size > limit) refuse("a part of " + std::to_string(size) + " bytes");
+        return std::string(take(size));
+    }
+    void end() const {
+        if (!bytes_.empty()) refuse(std::to_string(bytes_.size()) + " bytes left over");
+    }
+    [[noreturn]] void refuse(const std::string& found) const {
+        throw std::invalid_argument(std::string(what_) + ": damaged, " + found);
+    }
+
+private:
+    std::string_view take(size_t size) {
+        if (bytes_.size() < size) refuse("it ends " + std::to_string(size - bytes_.size()) + " bytes early");
+        const std::string_view taken = bytes_.substr(0, size);
+        bytes_.remove_prefix(size);
+        return taken;
+    }
+
+    std::string_view bytes_;
+    const char* what_;
+};
+
+constexpr uint32_t kMaxDomains = 4;  // of an engine
+
+inline std::string pack(const MemoryRegionDescriptor& descriptor) {
+    Packer packer;
+    packer.number(descriptor.engine).number(descriptor.region).number(descriptor.bytes);
+    packer.number(static_cast<uint32_t>(descriptor.ways.size()));
+    for (const auto& way : descriptor.ways) packer.text(way.address.bytes).number(way.key).number(way.base);
+    return packer.take();
+}
+
+inline MemoryRegionDescriptor unpack_descriptor(std::string_view bytes) {
+    Unpacker unpacker(bytes, "memory region descriptor");
+    MemoryRegionDescriptor descriptor{};
+    descriptor.engine = unpacker.number<uint64_t>();
+    descriptor.region = unpacker.number<uint64_t>();
+    descriptor.bytes = unpacker.number<uint64_t>();
+    const uint32_t count = unpacker.number<uint32_t>();
+    if (count < 1 || count > kMaxDomains) unpacker.refuse(std::to_string(count) + " domains, wanted 1 to 4");
+    for (uint32_t i = 0; i < count; ++i) {
+        MemoryRegionDescriptor::Way way;
+        way.address.bytes = unpacker.text(DomainAddress::kMaxBytes);
+        way.key = unpacker.number<uint64_t>();
+        way.base = unpacker.number<uint64_t>();
+        descriptor.ways.push_back(std::move(way));
+    }
+    unpacker.end();
+    return descriptor;
+}
+
+}  // namespace tracekern

@@ -1,0 +1,185 @@
+// One network interface: an endpoint of libfabric, its completion queue, and the addresses of peers. One thread's.
+#pragma once
+
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include <cstdint>
+#include <string>
+
+#include "fabric/address.hpp"
+#include "fabric/nets.hpp"
+
+namespace tracekern {
+
+// What the provider calls back with; the first 64 bytes are the provider's while the operation is under way.
+struct Operation {
+    fi_context2 context;
+    void* owner;  // of whoever posted it
+    uint64_t bytes;
+    uint64_t index;   // of the owner
+    Operation* next;  // in the pool
+};
+
+// Memory as one domain knows it.
+struct DomainMemory {
+    fid_mr* region = nullptr;
+    void* local = nullptr;  // what a post names it by
+    uint64_t key = 0;
+    uint64_t base = 0;
+};
+
+struct WritePiece {
+    const char* src;
+    uint64_t bytes;
+    void* local;  // DomainMemory::local of src
+    fi_addr_t peer;
+    uint64_t remote;  // address
+    uint64_t key;
+    bool has_imm;
+    uint32_t imm;
+};
+
+class Domain {
+public:
+    Domain(const FabricLibrary& library, const Net& net) : library_(library), net_(net) {
+        info_ = find_infos(library, net.provider, net.source);
+        const auto require = [&](int64_t result, const char* what) {
+            library.require(result, net.provider + " " + net.source + ": " + what);
+        };
+        require(library.open_fabric(info_->fabric_attr, &fabric_, nullptr), "open the fabric");
+        require(fi_domain(fabric_, info_, &domain_, nullptr), "open the domain");
+        fi_cq_attr queue{};
+        queue.format = FI_CQ_FORMAT_DATA;
+        queue.wait_obj = FI_WAIT_NONE;
+        queue.size = 8192;
+        require(fi_cq_open(domain_, &queue, &completions_, nullptr), "open the completion queue");
+        fi_av_attr addresses{};
+        addresses.type = FI_AV_TABLE;
+        require(fi_av_open(domain_, &addresses, &addresses_, nullptr), "open the address table");
+        require(fi_endpoint(domain_, info_, &endpoint_, nullptr), "open the endpoint");
+        require(fi_ep_bind(endpoint_, &completions_->fid, FI_TRANSMIT | FI_RECV), "bind the completion queue");
+        require(fi_ep_bind(endpoint_, &addresses_->fid, 0), "bind the address table");
+        require(fi_enable(endpoint_), "enable the endpoint");
+        char name[DomainAddress::kMaxBytes];
+        size_t size = sizeof(name);
+        require(fi_getname(&endpoint_->fid, name, &size), "ask for the address");
+        address_.bytes.assign(name, size);
+    }
+    Domain(const Domain&) = delete;
+    ~Domain() {
+        const auto close = [](auto* object) {
+            if (object) fi_close(&object->fid);
+        };
+        close(endpoint_);
+        close(addresses_);
+        close(completions_);
+        close(domain_);
+        close(fabric_);
+        if (info_) library_.freeinfo(info_);
+    }
+
+    const DomainAddress& address() const { return address_; }
+    const Net& net() const { return net_; }
+    uint64_t max_write_bytes() const { return info_->ep_attr->max_msg_size; }
+
+    // key: what the provider takes where it does not choose one itself.
+    DomainMemory register_memory(void* at, uint64_t bytes, uint64_t key) {
+        constexpr uint64_t kAccess = FI_SEND | FI_RECV | FI_WRITE | FI_REMOTE_WRITE;
+        DomainMemory memory;
+        library_.require(fi_mr_reg(domain_, at, bytes, kAccess, 0, key, 0, &memory.region, nullptr),
+                         net_.provider + " " + net_.source + ": register memory");
+        memory.local = fi_mr_desc(memory.region);
+        memory.key = fi_mr_key(memory.region);
+        memory.base = info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? reinterpret_cast<uint64_t>(at) : 0;
+        return memory;
+    }
+    static void close_memory(DomainMemory& memory) {
+        if (memory.region) fi_close(&memory.region->fid);
+        memory = {};
+    }
+
+    fi_addr_t insert(const DomainAddress& address) {
+        fi_addr_t place = FI_ADDR_UNSPEC;
+        const int inserted = fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr);
+        if (inserted != 1) throw std::runtime_error(net_.provider + ": not an address of this network");
+        return place;
+    }
+
+    // ---- posting: 0, -FI_EAGAIN for later, or another error ----
+
+    // Completes when the bytes are in the peer's memory: a local completion would prove nothing.
+    int64_t post_write(const WritePiece& piece, Operation* operation, bool more) {
+        iovec src{const_cast<char*>(piece.src), piece.bytes};
+        void* local = piece.local;
+        fi_rma_iov dst{piece.remote, piece.bytes, piece.key};
+        fi_msg_rma message{};
+        message.msg_iov = &src;
+        message.desc = &local;
+        message.iov_count = 1;
+        message.addr = piece.peer;
+        message.rma_iov = &dst;
+        message.rma_iov_count = 1;
+        message.context = &operation->context;
+        message.data = piece.imm;
+        return fi_writemsg(
+            endpoint_,
+            &message,
+            FI_COMPLETION | FI_DELIVERY_COMPLETE | (piece.has_imm ? FI_REMOTE_CQ_DATA : 0) | (more ? FI_MORE : 0));
+    }
+    int64_t post_send(const void* at, uint64_t bytes, void* local, fi_addr_t peer, Operation* operation) {
+        return fi_send(endpoint_, at, bytes, local, peer, &operation->context);
+    }
+    int64_t post_recv(void* at, uint64_t bytes, void* local, Operation* operation) {
+        return fi_recv(endpoint_, at, bytes, local, FI_ADDR_UNSPEC, &operation->context);
+    }
+
+    // Takes what has completed. on_imm(imm, source), on_done(operation, bytes), on_error(operation, text); returns how
+    // many.
+    template <class OnImm, class OnDone, class OnError>
+    uint32_t poll(OnImm on_imm, OnDone on_done, OnError on_error) {
+        constexpr uint32_t kBatch = 32;
+        fi_cq_data_entry entries[kBatch];
+        fi_addr_t sources[kBatch];
+        const ssize_t count = fi_cq_readfrom(completions_, entries, kBatch, sources);
+        if (count == -FI_EAGAIN) return 0;
+        if (count == -FI_EAVAIL) return take_error(on_error);
+        if (count < 0) throw std::runtime_error(library_.describe("read the completion queue", count));
+        for (ssize_t i = 0; i < count; ++i) {
+            const fi_cq_data_entry& entry = entries[i];
+            // A local completion of a write is none, whatever else it is flagged as.
+            if (entry.flags & FI_REMOTE_CQ_DATA && !(entry.flags & FI_WRITE)) {
+                on_imm(static_cast<uint32_t>(entry.data), sources[i]);
+            } else {
+                on_done(reinterpret_cast<Operation*>(entry.op_context), entry.len);
+            }
+        }
+        return static_cast<uint32_t>(count);
+    }
+
+private:
+    template <class OnError>
+    uint32_t take_error(OnError on_error) {
+        fi_cq_err_entry error{};
+        if (fi_cq_readerr(completions_, &error, 0) < 0) return 0;
+        on_error(
+            reinterpret_cast<Operation*>(error.op_context),
+            std::string(library_.strerror(error.err)) + " (provider's code " + std::to_string(error.prov_errno) + ")");
+        return 1;
+    }
+
+    const FabricLibrary& library_;
+    const Net net_;
+    fi_info* info_ = nullptr;
+    fid_fabric* fabric_ = nullptr;
+    fid_domain* domain_ = nullptr;
+    fid_cq* completions_ = nullptr;
+    fid_av* addresses_ = nullptr;
+    fid_ep* endpoint_ = nullptr;
+    DomainAddress address_;
+};
+
+}  // namespace tracekern

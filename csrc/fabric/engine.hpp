@@ -1,0 +1,216 @@
+// TransferEngine: one-sided writes with counted immediates, on as many networks of this host as it was given.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fabric/domain_group.hpp"
+
+namespace tracekern {
+
+struct EngineOptions {
+    std::vector<Net> nets;  // 1 to 4, a domain each
+    int pin_cpu = -1;
+    std::chrono::nanoseconds connect_limit{};
+};
+
+class TransferEngine {
+public:
+    TransferEngine(std::shared_ptr<const FabricLibrary> library, const EngineOptions& options)
+        : library_(std::move(library)), number_(draw_number()) {
+        if (options.nets.empty() || options.nets.size() > kMaxDomains) {
+            throw std::invalid_argument(std::to_string(options.nets.size()) + " domains; wanted 1 to 4");
+        }
+        callbacks_ = std::make_unique<CallbackThread>();
+        group_ = std::make_unique<DomainGroup>(
+            *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_);
+    }
+    ~TransferEngine() { stop(); }
+
+    uint32_t num_domains() const { return static_cast<uint32_t>(running().addresses().size()); }
+    const DomainAddress& main_address() const { return running().addresses()[0]; }
+
+    // Ends what is under way, and calls back for all of it. Nothing else may be called any more.
+    void stop() {
+        group_.reset();
+        callbacks_.reset();
+    }
+
+    // ---- memory ----
+
+    uint64_t register_memory(uint64_t at, uint64_t bytes) {
+        if (bytes == 0) throw std::invalid_argument("register_memory: 0 bytes; wanted at least 1");
+        const std::lock_guard lock(mutex_);
+        const uint64_t number = ++num_regions_;
+        regions_[number] = running().register_memory(number, reinterpret_cast<void*>(at), bytes);
+        return number;
+    }
+    MemoryRegionDescriptor describe(uint64_t region) const {
+        const auto memory = find(region);
+        MemoryRegionDescriptor descriptor{number_, region, memory->bytes, {}};
+        for (size_t i = 0; i < memory->ways.size(); ++i) {
+            descriptor.ways.push_back({running().addresses()[i], memory->ways[i].key, memory->ways[i].base});
+        }
+        return descriptor;
+    }
+    void unregister_memory(uint64_t region) {
+        const auto memory = find(region);
+        running().unregister_memory(memory);
+        const std::lock_guard lock(mutex_);
+        regions_.erase(region);
+    }
+
+    // ---- transfers: everything is checked here, before anything is posted ----
+
+    // num_shards: 0 for one a domain. first_domain: turned by the caller.
+    void submit_write(uint64_t src_region,
+                      uint64_t src_offset,
+                      uint64_t bytes,
+                      const MemoryRegionDescriptor& dst,
+                      uint64_t dst_offset,
+                      std::optional<uint32_t> imm,
+                      uint32_t num_shards,
+                      OnDone on_done) {
+        const auto src = find(src_region);
+        check_peer(dst);
+        check_range("source", src_offset, bytes, src->bytes);
+        check_range("destination", dst_offset, bytes, dst.bytes);
+        if (num_shards > num_domains()) {
+            throw std::invalid_argument("num_shards is " + std::to_string(num_shards) +
+                                        "; wanted at most one for each " + "of " + std::to_string(num_domains()) +
+                                        " domains");
+        }
+        const uint32_t count = num_shards ? num_shards : num_domains();
+        auto pieces = cut_write(src_offset, dst_offset, bytes, count, num_domains(), next_domain());
+        submit(src, dst, std::move(pieces), imm, std::move(on_done));
+    }
+
+    void submit_paged_writes(uint64_t src_region,
+                             const PageList& src_pages,
+                             const MemoryRegionDescriptor& dst,
+                             const PageList& dst_pages,
+                             uint64_t page_bytes,
+                             std::optional<uint32_t> imm,
+                             OnDone on_done) {
+        const auto src = find(src_region);
+        check_peer(dst);
+        if (src_pages.indices.size() != dst_pages.indices.size()) {
+            throw std::invalid_argument(std::to_string(src_pages.indices.size()) + " source pages and " +
+                                        std::to_string(dst_pages.indices.size()) +
+                                        " destination pages; wanted as many");
+        }
+        check_pages("source", src_pages, page_bytes, src->bytes);
+        check_pages("destination", dst_pages, page_bytes, dst.bytes);
+        submit(src,
+               dst,
+               cut_pages(src_pages, dst_pages, page_bytes, num_domains(), next_domain()),
+               imm,
+               std::move(on_done));
+    }
+
+    // An immediate alone.
+    void submit_imm(const MemoryRegionDescriptor& dst, uint32_t imm, OnDone on_done) {
+        check_peer(dst);
+        submit(nullptr, dst, {{next_domain(), 0, 0, 0}}, imm, std::move(on_done));
+    }
+
+    void submit_send(const DomainAddress& to, std::string payload, OnDone on_done) {
+        if (payload.size() > kMaxPayloadBytes) {
+            throw std::invalid_argument("a payload of " + std::to_string(payload.size()) + " bytes; wanted at most " +
+                                        std::to_string(kMaxPayloadBytes));
+        }
+        running().send(to, std::move(payload), std::move(on_done));
+    }
+    void on_message(OnMessage on_message) { running().on_message(std::move(on_message)); }
+
+    ImmCounters& imms() { return imms_; }
+    CallbackThread& callbacks() {
+        running();
+        return *callbacks_;
+    }
+
+private:
+    static uint64_t draw_number() {
+        std::random_device random;
+        return uint64_t{random()} << 32 | random();
+    }
+
+    DomainGroup& running() const {
+        if (!group_) throw std::runtime_error("the engine was stopped");
+        return *group_;
+    }
+    std::shared_ptr<MemoryRegion> find(uint64_t region) const {
+        const std::lock_guard lock(mutex_);
+        const auto found = regions_.find(region);
+        if (found == regions_.end()) {
+            throw std::invalid_argument("memory region " + std::to_string(region) +
+                                        " is not registered here, or not any more");
+        }
+        return found->second;
+    }
+    void check_peer(const MemoryRegionDescriptor& dst) const {
+        if (dst.ways.size() != num_domains()) {
+            throw std::invalid_argument("the descriptor's engine has " + std::to_string(dst.ways.size()) +
+                                        " domains, this one " + std::to_string(num_domains()) +
+                                        "; wanted as many on each side");
+        }
+    }
+    static void check_range(const char* what, uint64_t offset, uint64_t bytes, uint64_t size) {
+        if (offset > size || bytes > size - offset) {
+            throw std::invalid_argument(std::string(what) + ": " + std::to_string(bytes) + " bytes at " +
+                                        std::to_string(offset) + " of a region of " + std::to_string(size));
+        }
+    }
+    static void check_pages(const char* what, const PageList& pages, uint64_t page_bytes, uint64_t size) {
+        for (const uint64_t index : pages.indices) {
+            uint64_t start = 0;
+            if (__builtin_mul_overflow(index, pages.stride, &start) ||
+                __builtin_add_overflow(start, pages.offset, &start)) {
+                throw std::invalid_argument(std::string(what) + ": page " + std::to_string(index) +
+                                            " lies beyond 2^64 bytes");
+            }
+            check_range(what, start, page_bytes, size);
+        }
+    }
+    // Round robin, so that small writes are spread over all networks.
+    uint32_t next_domain() { return turn_.fetch_add(1, std::memory_order_relaxed) % num_domains(); }
+
+    void submit(std::shared_ptr<MemoryRegion> src,
+                const MemoryRegionDescriptor& dst,
+                std::vector<TransferPiece> pieces,
+                std::optional<uint32_t> imm,
+                OnDone on_done) {
+        if (pieces.empty()) {
+            callbacks().put([on_done = std::move(on_done)] { on_done(""); });
+            return;
+        }
+        auto transfer = std::make_shared<Transfer>();
+        transfer->number = num_transfers_.fetch_add(1, std::memory_order_relaxed) + 1;
+        transfer->src = std::move(src);
+        transfer->dst = dst;
+        transfer->pieces = std::move(pieces);
+        transfer->imm = imm;
+        transfer->on_done = std::move(on_done);
+        running().submit(std::move(transfer));
+    }
+
+    const std::shared_ptr<const FabricLibrary> library_;
+    const uint64_t number_;
+    ImmCounters imms_;
+    std::unique_ptr<CallbackThread> callbacks_;
+    std::unique_ptr<DomainGroup> group_;
+    mutable std::mutex mutex_;  // of the regions
+    std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;
+    uint64_t num_regions_ = 0;
+    std::atomic<uint32_t> turn_ = 0;
+    std::atomic<uint64_t> num_transfers_ = 0;
+};
+
+}  // namespace tracekern

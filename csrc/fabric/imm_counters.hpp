@@ -1,0 +1,141 @@
+// Counts of immediates: how a receiver learns that writes have arrived, in whatever order they did.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace tracekern {
+
+// Counts one immediate for as long as it lives: early arrivals are kept, and what is more than was waited for stays for
+// the next wait.
+class ImmCounter {
+public:
+    explicit ImmCounter(uint32_t imm, uint64_t early) : imm_(imm), count_(early) {}
+
+    uint32_t imm() const { return imm_; }
+    uint64_t count() const {
+        const std::lock_guard lock(mutex_);
+        return count_;
+    }
+
+    // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit.
+    bool wait(uint64_t count, std::chrono::nanoseconds limit) {
+        std::unique_lock lock(mutex_);
+        if (!arrived_.wait_for(lock, limit, [&] { return count_ >= count; })) return false;
+        count_ -= count;
+        return true;
+    }
+
+    void add_one() {
+        {
+            const std::lock_guard lock(mutex_);
+            ++count_;
+        }
+        arrived_.notify_all();
+    }
+
+private:
+    const uint32_t imm_;
+    mutable std::mutex mutex_;
+    std::condition_variable arrived_;
+    uint64_t count_;  // that no wait has taken
+};
+
+// Those of an engine. An immediate has one user at a time: an expectation, which is released when it is reached, or a
+// counter. What arrives before its user came is kept for it; what nobody ever uses goes to the callback for all others
+// where there is one.
+class ImmCounters {
+public:
+    using Reached = std::function<void()>;
+
+    // Calls reached() once, as soon as `count` have arrived, early ones included. Throws std::invalid_argument if the
+    // immediate has a user.
+    std::optional<Reached> expect(uint32_t imm, uint64_t count, Reached reached) {
+        const std::lock_guard lock(mutex_);
+        Entry& entry = claim(imm);
+        if (entry.early >= count) {
+            entry.early -= count;
+            forget_if_empty(imm);
+            return reached;
+        }
+        entry.wanted = count - std::exchange(entry.early, 0);
+        entry.reached = std::move(reached);
+        return std::nullopt;
+    }
+
+    std::shared_ptr<ImmCounter> make_counter(uint32_t imm) {
+        const std::lock_guard lock(mutex_);
+        Entry& entry = claim(imm);
+        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0));
+        return entry.counter;
+    }
+
+    // Ends the use of an immediate. Returns what had arrived and was not used; of an expectation what it still lacked.
+    std::pair<uint64_t, uint64_t> remove(uint32_t imm) {
+        const std::lock_guard lock(mutex_);
+        const auto found = entries_.find(imm);
+        if (found == entries_.end()) return {0, 0};
+        const Entry entry = std::move(found->second);
+        entries_.erase(found);
+        return {entry.counter ? entry.counter->count() : entry.early, entry.wanted};
+    }
+
+    // From now on called with immediates that have no user.
+    void set_callback(std::function<void(uint32_t)> callback) {
+        const std::lock_guard lock(mutex_);
+        callback_ = std::move(callback);
+    }
+
+    // What has to be called now that one has arrived; nothing most of the time.
+    Reached add(uint32_t imm) {
+        const std::lock_guard lock(mutex_);
+        const auto found = entries_.find(imm);
+        if (found == entries_.end() && callback_) return [callback = callback_, imm] { callback(imm); };
+        Entry& entry = found == entries_.end() ? entries_[imm] : found->second;
+        if (entry.counter) {
+            entry.counter->add_one();
+        } else if (!entry.reached) {
+            ++entry.early;
+        } else if (--entry.wanted == 0) {
+            Reached reached = std::move(entry.reached);
+            entries_.erase(imm);
+            return reached;
+        }
+        return {};
+    }
+
+private:
+    struct Entry {
+        uint64_t early = 0;
+        uint64_t wanted = 0;
+        Reached reached;
+        std::shared_ptr<ImmCounter> counter;
+    };
+
+    Entry& claim(uint32_t imm) {
+        Entry& entry = entries_[imm];
+        if (entry.reached || entry.counter) {
+            throw std::invalid_argument("immediate " + std::to_string(imm) +
+                                        " is counted already; remove_imm_count() first");
+        }
+        return entry;
+    }
+    void forget_if_empty(uint32_t imm) {
+        if (entries_[imm].early == 0) entries_.erase(imm);
+    }
+
+    std::mutex mutex_;
+    std::map<uint32_t, Entry> entries_;
+    std::function<void(uint32_t)> callback_;
+};
+
+}  // namespace tracekern
