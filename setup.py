@@ -77,6 +77,15 @@ def find_nvcc() -> str | None:
 JOBS = count_jobs()
 ParallelCompile(default=JOBS).install()
 NVCC = find_nvcc()
+# The library itself is loaded when an engine is made: without the headers only that part is left out.
+FABRIC_HEADERS = next(
+    (
+        folder
+        for folder in (*os.environ.get("CPATH", "").split(os.pathsep), "/usr/include", "/usr/local/include")
+        if folder and Path(folder, "rdma", "fabric.h").exists()
+    ),
+    None,
+)
 # A build for GPUs, or the command build_ext, is not for reading captures alone.
 IS_REQUIRED = os.environ.get("TRACEKERN_EXTENSION") == "1" or NVCC is not None or "build_ext" in sys.argv
 
@@ -150,6 +159,19 @@ extensions = [
         optional=not IS_REQUIRED,  # an editable installation does not look for what was left out
     )
 ]
+if FABRIC_HEADERS:
+    extensions.append(
+        Pybind11Extension(
+            "tracekern._fabric",
+            ["csrc/fabric/bindings.cpp"],
+            include_dirs=["csrc", FABRIC_HEADERS],
+            depends=HEADERS,
+            cxx_std=20,
+            extra_compile_args=["-O2", "-g0", "-Wall", "-Wextra", *STRICT, "-pthread"],
+            extra_link_args=["-pthread", "-ldl"],
+            optional=True,
+        )
+    )
 if NVCC:
     extensions.append(Extension("tracekern._cuda", CUDA_SOURCES, depends=HEADERS))
 
