@@ -284,14 +284,11 @@ private:
             const RingWait whom = context_.ring_wait(
                 TwoHopRing::rdma, context_.comm.rank, warp_.shuffle(returned, 0), warp_.shuffle(returned, 0));
             const auto gives_up = [&] {
-                return uint32_t{should_give_up(warp_,
-                                               context_.comm,
-                                               channel_number(TwoHopChannel::forwarded),
-                                               whom,
-                                               spins,
-                                               context_.epoch,
-                                               warp_.template shared<ForwarderShared>().forward_channel_head[0][0],
-                                               started)};
+                const auto& shared = warp_.template shared<ForwarderShared>();
+                const uint64_t seen = glance_at<Scope::block>(&shared.forward_channel_head[0][0]);
+                const uint32_t channel = channel_number(TwoHopChannel::forwarded);
+                return uint32_t{
+                    should_give_up(warp_, context_.comm, channel, whom, spins, context_.epoch, seen, started)};
             };
             if (warp_.once(gives_up)) {
                 TK_END_IF(false);
@@ -318,8 +315,8 @@ private:
         for (uint32_t peer = 0; peer < args_.nodes.peers; ++peer) {
             const uint64_t flag =
                 look_at<TwoHopChannel::forwarded, Scope::block>(&shared.forward_channel_head[peer][lane]);
-            const uint32_t head = flag_epoch(flag) == context_.epoch ? flag_value(flag) : 0;
-            if (head < least) least = head;
+            if (is_wanted<TwoHopChannel::forwarded>(flag, context_.epoch, least)) continue;
+            least = flag_epoch(flag) == context_.epoch ? flag_value(flag) : 0;
         }
         return least;
     }

@@ -1,0 +1,234 @@
+// All ranks of the two-hop kernels in one process, back to back with no barrier in between, every result checked bit by
+// bit.
+//
+//   two_hop_stress run EXECUTOR NODES PEERS CHANNELS TOKENS HIDDEN LOCAL_EXPERTS TOPK RDMA_SEND RDMA_RECV NVL_SEND
+//                      NVL_RECV FP8 CALLS SEED [OPTION=VALUE...]
+//   two_hop_stress shapes EXECUTOR SHAPES CALLS SEED [OPTION=VALUE...]      as many shapes, drawn from the seed
+//
+//   transport=mapped|far   far: nodes reach each other over a transport that delays and shuffles what is put
+//   traffic=drawn|hub      see two_hop_stress_plan.hpp
+//   leaves=RANK            that rank never dispatches its last call
+//   trace, timeout_ms, absent, plant, abort_at, delays     see low_latency_stress.cpp and stress_cpu.hpp
+//
+// A call is notify, the counts that a second thread of the host finds meanwhile, and dispatch. Token counts, choices
+// and values change in every call. Rings may be shorter than the proved least, to see them hang.
+// Exit: 0 right, 1 wrong result, 2 usage, 3 a wait ran out of time, 4 a record where none belongs.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "comm/shuffled_transport.hpp"
+#include "moe/pipeline_cpu.hpp"
+#include "two_hop_stress_calls.hpp"
+
+using namespace tracekern;
+
+namespace {
+
+// The other ranks would wait for this one until their time is over.
+[[noreturn]] void end_at_once(int code) {
+    std::fflush(stderr);
+    std::_Exit(code);
+}
+
+// The records of one kernel.
+struct KernelTrace {
+    KernelTrace(const StressOptions& options, uint32_t num_blocks, uint32_t warps_per_block)
+        : headers(TraceRegion::num_headers(options, size_t{num_blocks} * warps_per_block)),
+          records(TraceRegion::num_records(options, size_t{num_blocks} * warps_per_block)),
+          region(options, num_blocks, warps_per_block, headers.data(), records.data()) {}
+
+    std::vector<TrackHeader> headers;
+    std::vector<WideRecord> records;
+    TraceRegion region;
+};
+
+template <class Family>
+class Rank {
+public:
+    Rank(const TwoHopStress& options, CpuCommunicator& comm, const std::vector<TwoHopInputs>& inputs)
+        : options_(options),
+          comm_(comm),
+          inputs_(inputs),
+          buffer_(comm, options.config, PipelineBackendCpu(options.executor), /*first_stage=*/0),
+          came_(options.config),
+          due_(options.config),
+          notify_trace_(
+              options.stress, options.config.blocks_of(TwoHopStage::notify_dispatch), options.config.warps_per_block),
+          dispatch_trace_(
+              options.stress, options.config.blocks_of(TwoHopStage::dispatch), options.config.warps_per_block) {}
+
+    typename Family::Args& args() { return buffer_.args(); }
+
+    // Returns the exit code.
+    int run() {
+        for (uint32_t i = 0; i < options_.num_calls; ++i) {
+            std::mt19937 random = options_.random(i, kMaxRanks + 1 + rank());
+            const TwoHopOracle oracle(options_.config, inputs_[i], rank());
+            TwoHopCall call = begin_call(inputs_[i][rank()]);
+            call.expert_alignment = random() % 2 ? 1 : 1 + static_cast<uint32_t>(random() % 8);
+            const std::optional<RecvCounts> counts = notify(call, i);
+            if (!notify_trace_.region.is_whole()) end_at_once(4);
+            // In graphs nobody looks between the two: there is room for whatever may come.
+            const bool is_graph = random() % 4 == 0;
+            const MoeShape& shape = options_.config.shape;
+            call.recv_capacity = shape.num_ranks * shape.max_tokens;
+            call.forward_capacity = options_.config.num_nodes * shape.max_tokens;
+            if (!is_graph) {
+                if (comm_.failed()) return fault();
+                if (!counts) end_at_once(1);
+                call.recv_capacity = counts->num_recv_tokens;
+                call.forward_capacity = counts->num_rdma_recv_tokens;
+            }
+            if (rank() == options_.leaves && i + 1 == options_.num_calls) return 0;
+            buffer_.dispatch(call, {dispatch_trace_.region.begin_launch()}, /*stream=*/0);
+            if (!dispatch_trace_.region.is_whole()) end_at_once(4);
+            if (comm_.failed()) return fault();
+            if (!counts || !is_right(*counts, oracle.counts(call.expert_alignment), i)) end_at_once(1);
+            due_.clear();
+            oracle.fill(due_.call);
+            const std::string wrong = came_.difference(due_);
+            if (!wrong.empty()) {
+                std::fprintf(stderr, "rank %u: wrong %s in call %u\n", rank(), wrong.c_str(), i);
+                end_at_once(1);
+            }
+        }
+        return 0;
+    }
+
+private:
+    uint32_t rank() const { return comm_.args().rank; }
+    int fault() const { return report_fault(comm_.fault(), kTwoHopStageNames[comm_.fault().stage]); }
+
+    TwoHopCall begin_call(const TwoHopInput& input) {
+        came_.clear();
+        TwoHopCall call = came_.call;
+        call.num_tokens = input.num_tokens;
+        call.x = reinterpret_cast<const char*>(input.x.data());
+        call.x_scales = input.x_scales.data();
+        call.topk_idx = input.topk_idx.data();
+        call.topk_weights = input.topk_weights.data();
+        call.is_token_in_rank = input.is_token_in_rank.data();
+        call.num_tokens_per_rank = input.num_tokens_per_rank.data();
+        call.num_tokens_per_rdma_rank = input.num_tokens_per_rdma_rank.data();
+        call.num_tokens_per_expert = input.num_tokens_per_expert.data();
+        return call;
+    }
+
+    // Runs notify while another thread looks for its counts; returns them. None: they were never told.
+    std::optional<RecvCounts> notify(const TwoHopCall& call, uint32_t i) {
+        const uint64_t ticket = i + 1;
+        std::optional<RecvCounts> counts;
+        std::atomic<bool> has_ended = false;
+        std::jthread poller([&] {
+            for (bool is_last = false; !counts && !is_last;) {
+                is_last = has_ended.load(std::memory_order_acquire);
+                counts = buffer_.find_counts(ticket);
+                if (!counts) std::this_thread::sleep_for(std::chrono::microseconds(20));
+            }
+        });
+        if (buffer_.notify(call, {notify_trace_.region.begin_launch()}, /*stream=*/0) != ticket) end_at_once(1);
+        has_ended.store(true, std::memory_order_release);
+        poller.join();
+        return counts;
+    }
+
+    bool is_right(const RecvCounts& came, const RecvCounts& due, uint32_t i) const {
+        const bool is_right = came.num_recv_tokens == due.num_recv_tokens &&
+                              came.num_rdma_recv_tokens == due.num_rdma_recv_tokens &&
+                              came.num_recv_tokens_per_expert == due.num_recv_tokens_per_expert;
+        if (!is_right) std::fprintf(stderr, "rank %u: wrong counts in call %u\n", rank(), i);
+        return is_right;
+    }
+
+    const TwoHopStress& options_;
+    CpuCommunicator& comm_;
+    const std::vector<TwoHopInputs>& inputs_;
+    TwoHopBuffer<PipelineBackendCpu, Family> buffer_;
+    TwoHopOutputs came_, due_;
+    KernelTrace notify_trace_, dispatch_trace_;
+};
+
+using FarComm = RoutedArgs<ShuffledTransport>;
+
+template <class Comm>
+int run(const TwoHopStress& options) {
+    using Family = TwoHopOn<Comm>;
+    constexpr bool kIsFar = std::is_same_v<Comm, FarComm>;
+    const uint32_t num_ranks = options.config.shape.num_ranks, peers = options.config.nodes().peers;
+    const StressHeaps heaps(num_ranks, Family::heap_bytes(options.config));
+    const std::vector<TwoHopInputs> inputs = draw_inputs(options);
+    std::vector<std::unique_ptr<CpuCommunicator>> comms;
+    std::vector<std::unique_ptr<ShuffledTransport>> transports;
+    std::vector<std::unique_ptr<Rank<Family>>> ranks;
+    for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+        comms.push_back(std::make_unique<CpuCommunicator>(
+            rank, kIsFar ? heaps.node_of(rank, peers) : heaps.addresses, options.stress.timeout_ns, heaps.clock));
+        ranks.push_back(std::make_unique<Rank<Family>>(options, *comms[rank], inputs));
+        if constexpr (kIsFar) {
+            transports.push_back(
+                std::make_unique<ShuffledTransport>(heaps.addresses, uint64_t{options.seed} * kMaxRanks + rank));
+            ranks[rank]->args().comm.transport = transports[rank].get();
+            ranks[rank]->args().comm.ranks_per_node = peers;
+        }
+    }
+    std::vector<int> exits(num_ranks);
+    {
+        std::vector<std::jthread> threads;
+        for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+            if (rank == options.stress.absent) continue;
+            threads.emplace_back([&, rank] { exits[rank] = ranks[rank]->run(); });
+        }
+    }
+    return *std::max_element(exits.begin(), exits.end());
+}
+
+int run_shape(TwoHopStress& options, const TwoHopNumbers& numbers) {
+    options.config = numbers.config();
+    const int code = options.is_far ? run<FarComm>(options) : run<CommArgs>(options);
+    if (code != 0) std::fprintf(stderr, "in shape %sseed %u\n", numbers.text().c_str(), options.seed);
+    return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const bool is_shape = argc > 1 && choose(argv[1], std::initializer_list<const char*>{"run", "shapes"}) == 0;
+    const int num_fixed = 3 + (is_shape ? TwoHopNumbers::kCount : 1) + 2;
+    if (argc < num_fixed) {
+        std::fprintf(stderr, "usage: see the head of two_hop_stress.cpp\n");
+        return 2;
+    }
+    TwoHopStress options{};
+    options.executor =
+        static_cast<CpuExecutor>(choose(argv[2], std::initializer_list<const char*>{"fibers", "threads"}));
+    options.num_calls = StressOptions::number(argv[num_fixed - 2]);
+    options.seed = StressOptions::number(argv[num_fixed - 1]);
+    OptionSetters setters = cpu_setters();
+    setters["transport"] = [&](const std::string& name) {
+        options.is_far = choose(name, std::initializer_list<const char*>{"mapped", "far"}) == 1;
+    };
+    setters["leaves"] = [&](const std::string& value) { options.leaves = StressOptions::number(value); };
+    setters["traffic"] = [&](const std::string& name) {
+        options.traffic = static_cast<Traffic>(choose(name, kTrafficNames));
+    };
+    options.stress = StressOptions::parse(argc - num_fixed, argv + num_fixed, setters);
+    int code = 0;
+    try {
+        if (is_shape) {
+            code = run_shape(options, TwoHopNumbers::parse(argv + 3));
+        } else {
+            std::mt19937 random(options.seed);
+            for (uint32_t left = StressOptions::number(argv[3]); left != 0 && code == 0; --left) {
+                code = run_shape(options, TwoHopNumbers::draw(random));
+                ++options.seed;
+            }
+        }
+    } catch (const std::invalid_argument& error) {
+        std::fprintf(stderr, "two_hop_stress: %s\n", error.what());
+        return 2;
+    }
+    if (code == 0) std::puts("ok");
+    return code;
+}
