@@ -83,6 +83,7 @@ class Kernels:
         self._launches = Launches(comm, events, FACTS.roles, layout.config.num_sms, warps)
         self._launches.add_stage(STAGES[0], events, FACTS.roles, 1 + nodes.num_nodes, warps)
         self._poll = CountsPoll(comm, self.native.find_counts)
+        self._late_us = 0
         self._num_calls = 0
         """Tickets of the native buffer."""
         self._worst: tuple[int, int] | None = None
@@ -98,14 +99,15 @@ class Kernels:
     ) -> Received:
         """Launches a call on the current stream; on the CPU runs it.
 
-        late_us: how much later than its host it begins. after_stage: called with the name of each kernel that was
+        late_us: how much later than its host the dispatch kernel begins, so that its rings are full and dry; behind
+        notify_dispatch, in which all wait for all. after_stage: called with the name of each kernel that was
         started.
         """
         tensors: Tensors = {**given.tensors, **self._allocate_for_notify(given)}
         reserved = given.num_worst_tokens
         if self._comm.group.num_residents > 1:  # memory that is allocated later might wait for kernels that wait for it
             reserved = reserved or self._nodes.num_ranks * self._max_tokens
-        self._launches.late_us = late_us
+        self._late_us = late_us
         with self._order.limited(limits), self._order.in_order():
             if reserved:
                 return self._dispatch_reserved(given, tensors, reserved, capture, limits, after_stage)
@@ -122,16 +124,15 @@ class Kernels:
                 return self._allocate_for_rows(given, counts.num_recv_tokens, counts.num_rdma_recv_tokens)
 
         with self._poll.started(self._num_calls + 1, limits[0], capture, allocate) as waiting:
-            self._launches.start(STAGES[:1], self._run(given, tensors), epoch, capture, after_stage)
+            self._start(STAGES[:1], given, tensors, epoch, capture, after_stage)
             with self._comm.one_call():  # what comes between belongs to the call
                 found = waiting.result()
                 self._comm.check()
                 assert found is not None  # None is a failure that check() raises
                 counts, of_rows = found
         tensors |= of_rows
-        self._launches.late_us = 0
         with self._comm.one_call():
-            self._launches.start(STAGES[1:], self._run(given, tensors), epoch, capture, after_stage)
+            self._start(STAGES[1:], given, tensors, epoch, capture, after_stage)
         return _received(tensors, counts.num_recv_tokens_per_expert)
 
     def _dispatch_reserved(
@@ -155,7 +156,8 @@ class Kernels:
         if not given.num_worst_tokens:
             waits = self._poll.started(ticket, limits[0], capture, lambda _: None)
         with waits as waiting:
-            self._launches.start(STAGES, self._run(given, tensors), epoch, capture, after_stage)
+            self._start(STAGES[:1], given, tensors, epoch, capture, after_stage)
+            self._start(STAGES[1:], given, tensors, epoch, capture, after_stage)
             if waiting is None:
                 self._worst = ticket, num_rows
                 return _received(tensors, [])
@@ -169,6 +171,18 @@ class Kernels:
         places = tensors["send_nvl_head"]
         tensors["send_nvl_head"] = None if places is None else places[: counts.num_rdma_recv_tokens]
         return _received(tensors, counts.num_recv_tokens_per_expert)
+
+    def _start(
+        self,
+        stages: Sequence[str],
+        given: Given,
+        tensors: Tensors,
+        epoch: int,
+        capture: Capture | None,
+        after_stage: AfterStage | None,
+    ) -> None:
+        self._launches.late_us = self._late_us if stages == STAGES[1:] else 0
+        self._launches.start(stages, self._run(given, tensors), epoch, capture, after_stage)
 
     def check_worst(self) -> None:
         """Raises BadInput if the last call with num_worst_tokens has received more rows, as far as that is known."""
