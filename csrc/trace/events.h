@@ -13,7 +13,8 @@
 // other rank. A field of that name may stand at both sides, as what was expected and what came. A channel is "name kind
 // key-fields": a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one
 // signal), `count` and `credit` (a value of at least what was wanted), `barrier` (all signals of the key), `group` and
-// `grid` (warps meet, without a signal).
+// `grid` (warps meet, without a signal). In front of the keys may stand initial=NUMBER, of count and credit: what is
+// there before any signal; and tail=CHANNEL, of credit: the count of the same keys that says what its ring holds.
 //
 // A seventh value is the level of detail, 1 where it is missing: a body of the kernel whose recorder has a lower one is
 // compiled without the event (trace/trace_choice.h).
@@ -115,6 +116,12 @@ constexpr bool is_initial(std::string_view word) {
     return word.find_first_not_of("0123456789", kName.size()) == std::string_view::npos;
 }
 
+// Whether `word` is "tail=" and a name.
+constexpr bool is_tail(std::string_view word) {
+    constexpr std::string_view kName = "tail=";
+    return word.substr(0, kName.size()) == kName && word.size() > kName.size();
+}
+
 // Whether `channel` is "", or "name kind key-fields" with a kind that there is and keys out of the fields.
 constexpr bool is_channel(std::string_view channel, std::string_view begin_fields, std::string_view end_fields) {
     if (channel.empty()) return true;
@@ -124,6 +131,7 @@ constexpr bool is_channel(std::string_view channel, std::string_view begin_field
     if (!has_levels && kind != "data" && kind != "barrier" && kind != "group" && kind != "grid") return false;
     std::string_view key = take_word(channel);
     if (has_levels && is_initial(key)) key = take_word(channel);
+    if (kind == "credit" && is_tail(key)) key = take_word(channel);
     for (; !key.empty(); key = take_word(channel)) {
         if (!has_field(begin_fields, key) && !has_field(end_fields, key)) return false;
     }
@@ -181,7 +189,7 @@ std::string describe_events() {
                   "the channel of " #name                                                                          \
                   ": wanted \"\" or \"name kind key-fields\"; kind: data, count, credit, barrier, group or "       \
                   "grid; keys: fields, of credit and count first initial=NUMBER where the count does not begin "   \
-                  "at 0");                                                                                         \
+                  "at 0, of credit then tail=CHANNEL where that counts what its ring holds");                      \
     static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=       \
                       ::tracekern::kPayloadBits,                                                                   \
                   "the fields of " #name " need more than 55 bits together");                                      \

@@ -22,16 +22,26 @@
 using namespace tracekern;
 
 // name, class, ends at, channel, fields at begin, fields at end; initial: kSlots
-#define RING_EVENTS(EVENT)                                                                                         \
-    EVENT(send_token, work, issue, "", "peer:10 channel:5 token:24", "")                                           \
-    EVENT(take_token, work, completion, "", "peer:10 channel:5 token:24", "")                                      \
-    EVENT(signal_tail, signal, completion, "tail count channel", "peer:10 channel:5 value:32", "")                 \
-    EVENT(wait_tail, wait, completion, "tail count channel", "peer:10 channel:5 wanted:32", "")                    \
-    EVENT(signal_credit, signal, completion, "credit credit initial=12 channel", "peer:10 channel:5 value:32", "") \
-    EVENT(wait_credit, wait, completion, "credit credit initial=12 channel", "peer:10 channel:5 wanted:32", "")    \
-    EVENT(wait_group, wait, completion, "warps group barrier", "barrier:4 warps:6", "")                            \
-    EVENT(wait_block, wait, completion, "", "", "")                                                                \
-    EVENT(signal_arrival, signal, completion, "arrival barrier channel call", "peer:10 channel:5 call:24", "")     \
+#define RING_EVENTS(EVENT)                                                                                     \
+    EVENT(send_token, work, issue, "", "peer:10 channel:5 token:24", "")                                       \
+    EVENT(take_token, work, completion, "", "peer:10 channel:5 token:24", "")                                  \
+    EVENT(signal_tail, signal, completion, "tail count channel", "peer:10 channel:5 value:32", "")             \
+    EVENT(wait_tail, wait, completion, "tail count channel", "peer:10 channel:5 wanted:32", "")                \
+    EVENT(signal_credit,                                                                                       \
+          signal,                                                                                              \
+          completion,                                                                                          \
+          "credit credit initial=12 tail=tail channel",                                                        \
+          "peer:10 channel:5 value:32",                                                                        \
+          "")                                                                                                  \
+    EVENT(wait_credit,                                                                                         \
+          wait,                                                                                                \
+          completion,                                                                                          \
+          "credit credit initial=12 tail=tail channel",                                                        \
+          "peer:10 channel:5 wanted:32",                                                                       \
+          "")                                                                                                  \
+    EVENT(wait_group, wait, completion, "warps group barrier", "barrier:4 warps:6", "")                        \
+    EVENT(wait_block, wait, completion, "", "", "")                                                            \
+    EVENT(signal_arrival, signal, completion, "arrival barrier channel call", "peer:10 channel:5 call:24", "") \
     EVENT(wait_arrival, wait, completion, "arrival barrier channel call", "channel:5 call:24", "")
 TK_DEFINE_EVENTS(RingEvent, RING_EVENTS)
 

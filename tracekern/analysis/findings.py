@@ -21,8 +21,9 @@ from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
-from tracekern.analysis.waits.full_rings import FullRing, find_full_rings
+from tracekern.analysis.waits.full_rings import DryRing, FullRing, find_dry_rings, find_full_rings
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
+from tracekern.analysis.waits.ring_fill import RingFill, find_ring_fills
 from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.why.answer import Answer, explain, no_cost
 from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
@@ -152,6 +153,16 @@ class Findings:
     def full_rings(self) -> tuple[FullRing, ...]:
         """Rings whose sender waited for room, the one that was full longest first."""
         return find_full_rings(self.timeline, self.waits, self.window)
+
+    @cached_property
+    def dry_rings(self) -> tuple[DryRing, ...]:
+        """Rings whose receiver waited for something to come, the one that was dry longest first."""
+        return find_dry_rings(self.timeline, self.waits, self.window)
+
+    @cached_property
+    def ring_fills(self) -> tuple[RingFill, ...]:
+        """How full rings were, those first that held most of their slots on average."""
+        return find_ring_fills(self.timeline, self.window)
 
     @cached_property
     def graph(self) -> EventGraph:

@@ -188,12 +188,15 @@ def _part(part: PathPart) -> dict[str, Any]:
 
 
 def _tables(findings: Findings) -> dict[str, Any]:
-    """Device times by stage and rank, rings that were full, and what each rank received, [local expert][source] in
-    lists, where the capture says so."""
+    """Device times by stage and rank, rings that were full or dry and how full rings were, and what each rank received,
+    [local expert][source] in lists, where the capture says so."""
     if findings.damage:
         return {}
     rings = [dataclasses.asdict(ring) for ring in findings.full_rings]
-    always = {"stages": findings.stages.as_dict(), "full_rings": rings}
+    always: dict[str, Any] = {"stages": findings.stages.as_dict(), "full_rings": rings}
+    if findings.ring_fills:
+        always["ring_fills"] = [dataclasses.asdict(fill) for fill in findings.ring_fills]
+        always["dry_rings"] = [dataclasses.asdict(ring) for ring in findings.dry_rings]
     if findings.received is None:
         return always
     of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)

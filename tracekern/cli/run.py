@@ -177,6 +177,12 @@ def moe(
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
+    nodes: Annotated[int, typer.Option(help="Nodes that two_hop splits the ranks into; 0: two, or more.")] = 0,
+    channels: Annotated[int, typer.Option(help="Channels of two_hop; 0: 2 on the CPU, on a GPU up to 10.")] = 0,
+    nvl_send: Annotated[int, typer.Option(help="Tokens of a chunk of two_hop within a node.")] = 0,
+    nvl_recv: Annotated[int, typer.Option(help="Slots of its rings there.")] = 0,
+    rdma_send: Annotated[int, typer.Option(help="Tokens of a chunk of two_hop to another node.")] = 0,
+    rdma_recv: Annotated[int, typer.Option(help="Slots of its rings there: whole chunks, at least 6 more.")] = 0,
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: _TorchProfiler = False,
@@ -194,7 +200,7 @@ def moe(
     _check_torch()
     given = _fields_of_run(context.params)
     with _naming_options(context):
-        given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
+        given["family_options"] = _parse_options(option or [], **_options_with_flags(context.params))
         plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
     if sweep_blocks and output is not None:
         raise BadInput(
@@ -204,6 +210,14 @@ def moe(
     note_dead_runs()
     with _sigterm_as_interrupt() as terminated:
         _tell(_run_all(plans, output, as_json, terminated), as_json)
+
+
+def _options_with_flags(params: dict[str, Any]) -> dict[str, str]:
+    """Returns the options of families that have a flag of their own, as they were typed; "" for none."""
+    from tracekern.moe.families import all_options
+
+    given = {option.name: params[option.name] for option in all_options() if option.name in params}
+    return {name: str(value or "") for name, value in given.items()}
 
 
 def _fields_of_run(params: dict[str, Any]) -> dict[str, Any]:

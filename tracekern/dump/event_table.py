@@ -21,8 +21,23 @@ LEVELS = ("1", "2", "3")
 CHANNEL_KINDS = ("data", "credit", "count", "barrier", "group", "grid")
 _INITIAL = "initial="
 """Comes before the number of what a channel of kind credit or count holds before any signal."""
+_TAIL = "tail="
+"""Comes before the channel of kind count that says what the ring of a channel of kind credit holds."""
 _END_BITS = PAYLOAD_BITS - PAYLOAD_LOW_BITS
 """Most bits that the end fields of a wait, signal or sync may have: it is stored when it opens."""
+
+
+class ChannelRow(NamedTuple):
+    """The channel of an event."""
+
+    name: str
+    kind: str
+    key: tuple[str, ...]
+    """Fields."""
+    initial: int
+    """What is there before any signal."""
+    tail: str
+    """Name of the channel of kind count that says what its ring holds; "" for none."""
 
 
 class EventRow(NamedTuple):
@@ -31,8 +46,7 @@ class EventRow(NamedTuple):
     name: str
     event_class: str
     ends_at: str
-    channel: tuple[str, str, tuple[str, ...], int] | None
-    """Name, kind, key fields, and what is there before any signal."""
+    channel: ChannelRow | None
     begin_fields: tuple[tuple[str, int], ...]
     """(name, bits) of each field known when the span opens."""
     end_fields: tuple[tuple[str, int], ...]
@@ -105,7 +119,7 @@ def _check_bits(where: str, event: dict[str, Any], row: EventRow) -> None:
         raise BadInput(f"{where}: end fields {end!r} {need}; fix the table")
 
 
-def _parse_channel(where: str, text: str, fields: list[str]) -> tuple[str, str, tuple[str, ...], int]:
+def _parse_channel(where: str, text: str, fields: list[str]) -> ChannelRow:
     name, *rest = text.split() or [""]
     kind, key = (rest[0], tuple(rest[1:])) if rest else ("", ())
     if kind not in CHANNEL_KINDS:
@@ -117,6 +131,9 @@ def _parse_channel(where: str, text: str, fields: list[str]) -> tuple[str, str, 
         if number is None or number < 0:
             raise BadInput(f"{where}: channel {text[:60]!r}, wanted initial=NUMBER; fix the table")
         initial = number
+    tail = ""
+    if kind == "credit" and key and key[0].startswith(_TAIL):
+        tail, key = key[0].removeprefix(_TAIL), key[1:]
     missing = [field for field in key if field not in fields]
     if missing and missing[0].startswith(_INITIAL):
         raise BadInput(
@@ -124,4 +141,4 @@ def _parse_channel(where: str, text: str, fields: list[str]) -> tuple[str, str, 
         )
     if missing:
         raise BadInput(f"{where}: channel key {missing[0][:40]!r} is no field; fix the table")
-    return name, kind, key, initial
+    return ChannelRow(name, kind, key, initial, tail)

@@ -162,7 +162,9 @@ def _checked(options: MoeRun, rank: int, wrong: int, num_checked: int) -> RankRe
 def _why_no_room(options: MoeRun) -> str:
     """Returns what memory this host lacks for a run on the CPU backend; "" if there is room."""
     family = FAMILY_OF.get(options.variant)
-    heap_bytes, own_bytes = family.memory(options.variant, options.shape) if family else (0, 0)
+    heap_bytes, own_bytes = (0, 0)
+    if family is not None:
+        heap_bytes, own_bytes = family.memory(options.variant, options.shape, options.family_options)
     kind, has_regions = EXPERT_KINDS[options.expert], options.variant == "low_latency"
     own_bytes += 2 * kind.tensor_bytes(
         options.shape, options.intermediate, has_regions
@@ -212,7 +214,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
             capture: Capture | None,
             out: torch.Tensor | None = None,
             after_stage: AfterStage | None = None,
-        ) -> torch.Tensor:
+        ) -> Any:
             call = batch.x, batch.topk_idx, batch.topk_weights, experts
             return pipeline(*call, out=out, capture=capture, after_stage=after_stage)
 

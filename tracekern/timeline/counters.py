@@ -1,4 +1,4 @@
-"""What a rank has at every moment, counted from its spans: messages under way to it, and warps that wait."""
+"""What a rank has at every moment, counted from its spans: messages under way to it, warps that wait, full slots."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Int64, Timeline, TrackKind
+from tracekern.timeline.rings import find_ring_steps
 
 MAX_POINTS = 20_000
 """Limit of one counter. Viewers draw no more, and a trace of many waits must not grow by two points for each."""
@@ -34,8 +35,10 @@ def count_events(timeline: Timeline) -> tuple[Counter, ...]:
     token; where there is none, for all data channels. Sent is the end of the signal, or its start where the waiter saw
     it before; received is the end of the first wait it released. Signals without a wait on record, those that a clock
     error shows after their wait, and those between ranks whose clocks are not aligned, are left out.
+    `<tail> ring fill`: slots of the rank's rings that were filled and not given back, of all rings of a channel.
     """
-    return tuple(sorted([*_stalled(timeline), *_in_flight(timeline)], key=lambda counter: counter.rank))
+    counters = [*_stalled(timeline), *_in_flight(timeline), *_ring_fill(timeline)]
+    return tuple(sorted(counters, key=lambda counter: counter.rank))
 
 
 def _stalled(timeline: Timeline) -> list[Counter]:
@@ -90,13 +93,28 @@ def _channel_names(timeline: Timeline) -> list[str]:
     return [channel.name if channel and (channel.key or not has_tokens) else "" for channel in data]
 
 
+def _ring_fill(timeline: Timeline) -> list[Counter]:
+    counters = []
+    for steps in find_ring_steps(timeline):
+        for rank in np.unique(steps.receiver).tolist():
+            own = steps.receiver == rank
+            name = f"{steps.channel.tail} ring fill"
+            counters.append(_accumulate(rank, name, "slots", steps.time[own], steps.change[own]))
+    return counters
+
+
 def _make(rank: int, name: str, unit: str, up: Int64, down: Int64) -> Counter:
     """One more at each time of `up`, one less at each of `down`."""
     step = np.concatenate([np.ones(len(up), np.int64), -np.ones(len(down), np.int64)])
-    time, place = np.unique(np.concatenate([up, down]), return_inverse=True)
+    return _accumulate(rank, name, unit, np.concatenate([up, down]), step)
+
+
+def _accumulate(rank: int, name: str, unit: str, times: Int64, step: Int64) -> Counter:
+    """More by each step at its time. A clock error that shows a step down first leaves 0."""
+    time, place = np.unique(times, return_inverse=True)
     change = np.zeros(len(time), np.int64)
     np.add.at(change, place, step)
-    value = np.cumsum(change)
+    value = np.maximum(np.cumsum(change), 0)
     changed = np.append(True, np.diff(value) != 0)
     time, value = time[changed], value[changed]
     if len(time) <= MAX_POINTS:

@@ -250,7 +250,7 @@ def _number_keys(
         columns[kind] = [source] * use_source + [destination] * use_destination
         columns[kind] += [values_of(timeline, side.row, name) for name in channel.key if name != _PEER]
     num_signals = len(sides[EventClass.SIGNAL].row)
-    packed = _epochs(timeline, sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row)
+    packed = epochs_of_ends(timeline, sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row)
     if of_any_epoch:
         packed = np.zeros_like(packed)
     for signal_column, wait_column in zip(columns[EventClass.SIGNAL], columns[EventClass.WAIT], strict=True):
@@ -289,8 +289,8 @@ def values_of(timeline: Timeline, rows: Int64, field: str) -> Int64:
     return values
 
 
-def _epochs(timeline: Timeline, signal: Int64, wait: Int64) -> Int64:
-    """[n] epoch of the launch of each span, signals first.
+def epochs_of_ends(timeline: Timeline, signal: Int64, wait: Int64) -> Int64:
+    """[n] number of the epoch of the launch of each span, signals first.
 
     Launches that know no epochs are told apart by their sequence number, and those of a graph, named `graph/launch` and
     counted anew, from all others, where both ends of the channel are in that graph.

@@ -96,6 +96,8 @@ class Channel:
     """Fields that identify a message, together with the two ranks and the epoch."""
     initial: int = 0
     """Level of a channel before any signal, if its kind has levels. A wait that wants no more waits for nobody."""
+    tail: str = ""
+    """Of kind CREDIT: the channel of kind COUNT with the same key that says what its ring holds; "" for none."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Rings that are full: the time in which warps waited for room that the receiver had not given back yet."""
+"""Rings that are full or dry: how long warps waited for room that was not given back yet, or for what was not sent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,35 +39,78 @@ class FullRing:
         return self.full_ns / max(1, self.kernels_ns)
 
 
+@dataclass(frozen=True)
+class DryRing:
+    """The ring that was empty longest of those from one rank to another on one channel of kind `credit` with a tail."""
+
+    channel: str
+    tail: str
+    sender: int
+    receiver: int
+    """The rank that waited for something to come."""
+    num_rings: int
+    """Those of the channel's keys between the two ranks that were dry at some time."""
+    dry_ns: int
+    """How long at least one warp waited for what was not sent yet: its late_sender."""
+    kernels_ns: int
+    """How long the receiver's kernels ran that have such waits."""
+
+
 def find_full_rings(timeline: Timeline, waits: Waits, window: Window | None = None) -> tuple[FullRing, ...]:
     """The rings that were full at some time, the largest share of the sender's kernels first.
 
     waits: those that reach into the window; as they are, kernels are counted whole.
     """
-    is_starved = (waits.kind == WaitKind.CREDIT) & (waits.late_ns > 0) & (waits.launch >= 0) & (waits.peer >= 0)
-    starved = np.flatnonzero(is_starved)
-    channels = {timeline.events[idx].channel for idx in np.unique(timeline.spans.event[waits.row[starved]]).tolist()}
-    of_launch_ns = _launch_times(timeline, window) if len(starved) else np.empty(0, np.int64)
-    found: list[FullRing] = []
-    for channel in channels - {None}:  # a flight recorder overwrote the begin of those without one
-        assert channel is not None
-        is_mine = of_events(timeline, [event.channel == channel for event in timeline.events])[waits.row[starved]]
-        found += _of_channel(timeline, waits.take(starved[is_mine]), channel, of_launch_ns)
+    found = [
+        FullRing(channel.name, channel.initial, *starved)
+        for channel, starved in _starved(timeline, waits, WaitKind.CREDIT, window)
+    ]
     return tuple(sorted(found, key=lambda ring: (-ring.share, ring.channel, ring.sender, ring.receiver)))
 
 
-def _of_channel(timeline: Timeline, waits: Waits, channel: Channel, of_launch_ns: Int64) -> list[FullRing]:
+def find_dry_rings(timeline: Timeline, waits: Waits, window: Window | None = None) -> tuple[DryRing, ...]:
+    """The rings that were empty at some time. Arguments as above."""
+    rings = {
+        (event.channel.tail, event.channel.key): event.channel.name
+        for event in timeline.events
+        if event.channel and event.channel.tail
+    }
+    found = []
+    for channel, (receiver, sender, *rest) in _starved(timeline, waits, WaitKind.DATA, window):
+        if (name := rings.get((channel.name, channel.key))) is not None:
+            found.append(DryRing(name, channel.name, sender, receiver, *rest))
+    return tuple(sorted(found, key=lambda ring: (-ring.dry_ns, ring.channel, ring.sender, ring.receiver)))
+
+
+_Starved = tuple[int, int, int, int, int]
+"""Rank that waited, rank that it waited for, keys, ns of the key with most, ns of the waiting rank's kernels."""
+
+
+def _starved(
+    timeline: Timeline, waits: Waits, kind: WaitKind, window: Window | None
+) -> Iterator[tuple[Channel, _Starved]]:
+    starved = np.flatnonzero((waits.kind == kind) & (waits.late_ns > 0) & (waits.launch >= 0) & (waits.peer >= 0))
+    channels = {timeline.events[idx].channel for idx in np.unique(timeline.spans.event[waits.row[starved]]).tolist()}
+    of_launch_ns = _launch_times(timeline, window) if len(starved) else np.empty(0, np.int64)
+    for channel in channels - {None}:  # a flight recorder overwrote the begin of those without one
+        assert channel is not None
+        is_mine = of_events(timeline, [event.channel == channel for event in timeline.events])[waits.row[starved]]
+        for found in _of_channel(timeline, waits.take(starved[is_mine]), channel, of_launch_ns):
+            yield channel, found
+
+
+def _of_channel(timeline: Timeline, waits: Waits, channel: Channel, of_launch_ns: Int64) -> list[_Starved]:
     keys = [values_of(timeline, waits.row, name) for name in channel.key]
     rings = group_rows(len(waits), waits.rank, waits.peer, *keys)
-    full_ns = _covered(rings.group, timeline.spans.start[waits.row], waits.late_ns, len(rings))
-    sender, receiver, *_ = rings.columns
+    waited_ns = _covered(rings.group, timeline.spans.start[waits.row], waits.late_ns, len(rings))
+    waiter, peer, *_ = rings.columns
     found = []
-    for pair in sorted({*zip(sender.tolist(), receiver.tolist(), strict=True)}):
-        of_pair = full_ns[(sender == pair[0]) & (receiver == pair[1])]
+    for pair in sorted({*zip(waiter.tolist(), peer.tolist(), strict=True)}):
+        of_pair = waited_ns[(waiter == pair[0]) & (peer == pair[1])]
         names = {timeline.launches[idx].name for idx in np.unique(waits.launch[waits.rank == pair[0]]).tolist()}
         mine = [launch.rank == pair[0] and launch.name in names for launch in timeline.launches]
         kernels_ns = int(of_launch_ns[mine].sum())
-        found.append(FullRing(channel.name, channel.initial, *pair, len(of_pair), int(of_pair.max()), kernels_ns))
+        found.append((*pair, len(of_pair), int(of_pair.max()), kernels_ns))
     return found
 
 

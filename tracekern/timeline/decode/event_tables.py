@@ -137,8 +137,7 @@ def _bits(fields: tuple[Field, ...]) -> int:
 def _event_type(row: EventRow) -> EventType:
     channel = None
     if row.channel:
-        name, kind, key, initial = row.channel
-        channel = Channel(name, ChannelKind(kind), key, initial)
+        channel = Channel(**row.channel._asdict() | {"kind": ChannelKind(row.channel.kind)})
     begin_fields, end_fields = (tuple(Field(*field) for field in side) for side in (row.begin_fields, row.end_fields))
     return EventType(
         row.name,

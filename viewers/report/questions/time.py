@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.waits.full_rings import FullRing
+from tracekern.analysis.waits.ring_fill import RingFill
 from tracekern.analysis.why.chain import Chain
 from tracekern.formatting import count, duration, escape, percent
 from tracekern.viewers.report.charts import stacked_bars, time_scale
@@ -59,6 +60,8 @@ def draw(findings: Findings) -> Answer:
             _phase_table(findings),
         ]
         body += [f"<p>R{escape(describe_ring(ring))[1:]}.</p>" for ring in told_rings(findings)[:_MAX_RINGS]]
+    if findings.ring_fills:
+        body += ["<h3>How full the rings were</h3>", _fill_table(findings)]
     if chains := findings.longest_waits:
         body += ["<h3>The longest waits by phase, and why they lasted</h3>", _chain_table(chains)]
     aside = (
@@ -94,6 +97,24 @@ def describe_ring(ring: FullRing) -> str:
         f"rank {ring.receiver}'s ring{size} (channel {ring.channel}{which}) is full {share} of the time of "
         f"rank {ring.sender}'s kernels"
     )
+
+
+def _fill_table(findings: Findings) -> str:
+    full = {(ring.channel, ring.sender, ring.receiver): (ring.full_ns, ring.kernels_ns) for ring in findings.full_rings}
+    dry = {(ring.channel, ring.sender, ring.receiver): (ring.dry_ns, ring.kernels_ns) for ring in findings.dry_rings}
+
+    def trouble_ns(fill: RingFill) -> int:
+        place = fill.channel, fill.sender, fill.receiver
+        return max(full.get(place, (0, 1))[0], dry.get(place, (0, 1))[0])
+
+    rows = []
+    for fill in sorted(findings.ring_fills, key=trouble_ns, reverse=True)[:_MAX_RINGS]:
+        place = fill.channel, fill.sender, fill.receiver
+        slots = f"{fill.mean_slots:.1f}", f"{fill.most_slots:,}", f"{fill.slots:,}" if fill.slots else "not known"
+        shares = [percent(*times[place]) if place in times else "never" for times in (full, dry)]
+        rows.append((f"{fill.tail}, rank {fill.sender} to rank {fill.receiver}", *slots, *shares))
+    titles = ["ring", "slots full on average", "at most", "of", "full, its sender waits", "dry, its receiver waits"]
+    return table(titles, rows, numbers=5)
 
 
 def _share_bars(findings: Findings) -> Figure:
