@@ -104,6 +104,13 @@ def test_all_tokens_to_one_rank(name, transport):
     assert_right(stress(SLOW, "fibers", BATCHES[name], "traffic=hub", f"transport={transport}"))
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_short_last_chunk_may_overtake_those_before_it(seed):
+    """Its flag stands where a forwarder looks that is in the middle of the chunk a ring before."""
+    shape = Shape(channels=8, tokens=136, local_experts=1, topk=3, rdma_send=6, rdma_recv=12, calls=100, seed=seed)
+    assert_right(stress(SLOW, "fibers", shape, FAR, PROMPT))
+
+
 # ---- the bound of docs/two_hop.md: rdma_recv >= rdma_send + 6 ----
 
 SHORTEST = {send: Shape(tokens=90, topk=1, rdma_send=send, rdma_recv=send + 6, nvl_recv=1) for send in (1, 2, 3, 6)}

@@ -161,8 +161,12 @@ private:
         };
         const uint32_t head = of_node(sources.head), num_sent = of_node(sources.num_sent);
         const uint32_t first_row = of_node(sources.first_row), left = of_node(sources.left);
-        // The tail says no more than is left, unless a fault was planted.
-        const uint32_t end = chunk.tail - head < left ? chunk.tail : head + left;
+        // Of this chunk alone: its flag may already tell of the one that comes a ring later, if that is the last and
+        // short. Then it has room behind a head in the middle of this chunk, and may overtake those between.
+        const uint32_t chunk_end = head - head % args_.rings.rdma_chunk + args_.rings.rdma_chunk;
+        const uint32_t tail = chunk.tail < chunk_end ? chunk.tail : chunk_end;
+        // It says no more than is left, unless a fault was planted.
+        const uint32_t end = tail - head < left ? tail : head + left;
         const uint32_t room = does_as_published(TwoHopChannel::peer_tail) ? ~0u : args_.rings.nvl_chunk;
         uint32_t position = head, num_handed = 0;
         TK_NO_UNROLL
