@@ -86,6 +86,11 @@ public:
         return counts;
     }
 
+    // Rows of the last call since it was asked before that had memory for fewer; 0: none.
+    uint32_t take_overflow() {
+        return flag_value(__atomic_exchange_n(&args_.host_counts->overflow, 0, __ATOMIC_RELAXED));
+    }
+
     // Of the next call, as records keep it.
     uint32_t epoch() const { return epoch_on_record(epoch_); }
 

@@ -69,7 +69,7 @@ private:
             const uint32_t node = (args_.node() + i) % args_.nodes.num_nodes, rank = args_.rank_in(node);
             const auto wait_now = [&] {
                 const auto* flag = args_.template own<uint64_t>(args_.meta_flag(channel_, node));
-                const WaitFor whom = wait_for(context_, rank, channel_);
+                const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, 0, 0);
                 return wait<TwoHopChannel::meta>(warp_, context_.comm, flag, context_.epoch, whom);
             };
             if (!record_wait<TwoHopEvent::wait_meta>(context_, wait_now, rank, channel_).ok) return false;

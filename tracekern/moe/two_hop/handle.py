@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -69,3 +69,8 @@ class Received:
     recv_topk_weights: torch.Tensor | None
     num_recv_tokens_per_expert_list: list[int]
     handle: Handle
+
+    def as_returned(self) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], Handle]:
+        """Returns the parts as dispatch() returns them: recv_x with its scales, if it has some."""
+        recv_x = self.recv_x if self.recv_x_scales is None else (self.recv_x, self.recv_x_scales)
+        return recv_x, self.recv_topk_idx, self.recv_topk_weights, self.num_recv_tokens_per_expert_list, self.handle

@@ -86,8 +86,6 @@ class Kernels:
         self._late_us = 0
         self._num_calls = 0
         """Tickets of the native buffer."""
-        self._worst: tuple[int, int] | None = None
-        """Ticket and num_worst_tokens of the last call that had some."""
 
     def dispatch(
         self,
@@ -148,7 +146,7 @@ class Kernels:
         with host_span(capture, "allocate_recv"):
             tensors |= self._allocate_for_rows(given, num_rows, num_rows)
         if given.num_worst_tokens:
-            self.check_worst()
+            self.check_overflow()
             if tensors["recv_topk_idx"] is not None:
                 tensors["recv_topk_idx"].fill_(-1)
         ticket, epoch = self._num_calls + 1, int(self.native.epoch)
@@ -159,7 +157,6 @@ class Kernels:
             self._start(STAGES[:1], given, tensors, epoch, capture, after_stage)
             self._start(STAGES[1:], given, tensors, epoch, capture, after_stage)
             if waiting is None:
-                self._worst = ticket, num_rows
                 return _received(tensors, [])
             found = waiting.result()
             self._comm.check()
@@ -184,28 +181,17 @@ class Kernels:
         self._launches.late_us = self._late_us if stages == STAGES[1:] else 0
         self._launches.start(stages, self._run(given, tensors), epoch, capture, after_stage)
 
-    def check_worst(self) -> None:
-        """Raises BadInput if the last call with num_worst_tokens has received more rows, as far as that is known."""
-        if self._worst is None:
-            return
-        ticket, num_rows = self._worst
-        told = self.native.find_counts(ticket)
-        if told is None:
-            return
-        most = max(told[0], told[1])
-        self._worst = None
-        if most > num_rows:
-            what = "came" if told[0] == most else "came to be forwarded"
-            rank = self._comm.group.rank
+    def check_overflow(self) -> None:
+        """Raises BadInput if more rows came than num_worst_tokens, in any call that has begun since the last check."""
+        if most := self.native.take_overflow():
             raise BadInput(
-                f"rank {rank}: num_worst_tokens is {num_rows}, and {count(most, 'token')} {what}; the rest is lost: "
-                f"give at least {most}"
+                f"rank {self._comm.group.rank}: {count(most, 'token')} came, to stay or to be forwarded, and "
+                f"num_worst_tokens was less; the rest is lost: give at least {most}"
             )
 
     def reset(self) -> None:
         """The state before the first call. With all kernels finished."""
         self.native.reset()
-        self._worst = None
 
     def _run(self, given: Given, tensors: Tensors) -> Callable[[Sequence[str], Sequence[int], int], None]:
         """Returns what launches stages of the call."""

@@ -70,9 +70,9 @@ class TwoHopPipeline:
                 raise BadInput(f"variant is {variant!r}; wanted two_hop")
             given = dict.fromkeys(HIGHEST, 0) | options
             if num_blocks and given["channels"] not in (0, num_blocks / 2):
-                raise BadInput(f"num_blocks is {num_blocks} and channels {given['channels']}; a channel has two blocks")
+                raise BadInput(f"blocks is {num_blocks} and channels {given['channels']}; a channel has two blocks")
             if num_blocks % 2:
-                raise BadInput(f"num_blocks is {num_blocks}; wanted an even number, since a channel has two blocks")
+                raise BadInput(f"blocks is {num_blocks}; wanted an even number, since a channel has two blocks")
             given["channels"] = given["channels"] or num_blocks // 2 or _default_channels(group, backend)
             if why := why_unsuitable(shape, given):
                 raise BadInput(why)
