@@ -82,7 +82,7 @@ class Kernels:
         events, warps = _event_table(nodes, layout, max_tokens), FACTS.warps(nodes.peers)
         self._launches = Launches(comm, events, FACTS.roles, layout.config.num_sms, warps)
         self._launches.add_stage(STAGES[0], events, FACTS.roles, 1 + nodes.num_nodes, warps)
-        self._poll = CountsPoll(comm, self.native.find_counts)
+        self._poll = CountsPoll(comm, self.native.wait_counts)
         self._late_us = 0
         self._num_calls = 0
         """Tickets of the native buffer."""
