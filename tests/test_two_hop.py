@@ -385,3 +385,19 @@ def test_bad_options_end_a_run_with_2(command_line, options, told):
     result = command_line("run", "moe", "--variant", "two_hop", *SMALL, "--no-trace", *options)
     assert (result.returncode, told in result.stderr) == (2, True), result.stderr
     assert result.stderr.count("\n") == 1
+
+
+# ---- the page ----
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "two_hop.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "prefill.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    lines: list[str] = []
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    exits = launch_ranks(4, "prefill:prefill", env=env, on_line=lambda _, line: lines.append(line), timeout_s=100)
+    assert [end.returncode for end in exits] == [0] * 4, lines
+    assert set(tracekern.load(tmp_path / "prefill-capture").host_names) == {"poll_counts", "allocate_recv"}
