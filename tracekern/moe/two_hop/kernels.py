@@ -143,8 +143,7 @@ class Kernels:
 
         with self._poll.started(self._num_calls + 1, call.limits[0], call.capture, allocate) as waiting:
             self._start_notify(call)
-            with self._comm.one_call():  # what comes between belongs to the call
-                counts, of_rows = self._counts_of(waiting)
+            counts, of_rows = self._counts_of(waiting)
         call.tensors.update(of_rows)
         self._start_dispatch(call)
         return call.received(counts.num_recv_tokens_per_expert)
@@ -172,10 +171,11 @@ class Kernels:
         return call.received(counts.num_recv_tokens_per_expert)
 
     def _counts_of(self, waiting: Future[tuple[Counts, Any] | None]) -> tuple[Counts, Any]:
-        found = waiting.result()
-        self._comm.check()
-        assert found is not None  # None is a failure that check() raises
-        return found
+        with self._comm.one_call(), self._comm.guarded():  # what goes wrong now breaks off what has begun
+            found = waiting.result()
+            self._comm.check()
+            assert found is not None  # None is a failure that check() raises
+            return found
 
     def _start_notify(self, call: _Call) -> None:
         self._launches.late_us = 0
