@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
@@ -18,8 +19,10 @@ from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CallBroken, CommTimeout
 from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.two_hop import Buffer, Config
+from tracekern.moe.two_hop.counts import CountsPoll
 from tracekern.moe.two_hop.handle import Handle
 from tracekern.moe.two_hop.layout import Nodes
+from tracekern.moe.two_hop.reference import count_wrong
 from tracekern.moe.two_hop.settings import FACTS, Layout
 from tracekern.timeline.model import EventClass
 
@@ -120,6 +123,37 @@ def test_with_worst_case_memory_nobody_polls_and_more_rows_are_an_error(pools):
     for rank, (wrong, rows, counts, told) in enumerate(pools(4).call(worst_case)):
         assert (wrong, rows, counts) == (0, 100, [])
         assert re.fullmatch(rf"rank {rank}: \d+ tokens came, .* num_worst_tokens was less; .* at least \d+", told)
+
+
+def test_a_single_bit_that_differs_is_counted():
+    case, nodes = CASES[2], Nodes(2, 2)
+    right = wanted(case, nodes, 0, 1)
+    assert count_wrong(wanted(case, nodes, 0, 1), right) == 0
+    for name in ("recv_x", "recv_x_scales", "recv_topk_idx", "recv_topk_weights", *Handle._fields):
+        other = wanted(case, nodes, 0, 1)
+        tensor = getattr(other.handle if name in Handle._fields else other, name)
+        tensor.view(torch.uint8).flatten()[-1] ^= 1
+        assert count_wrong(other, right) == 1, name
+    fewer = dataclasses.replace(right, recv_x=right.recv_x[:-1], num_recv_tokens_per_expert_list=[])
+    assert count_wrong(fewer, right) == right.recv_x.numel() + 1
+
+
+def test_a_host_that_is_told_nothing_gives_up():
+    poll = CountsPoll(alone().comm, lambda ticket: None)
+    with (
+        pytest.raises(
+            CommTimeout, match=r"rank 0 dispatch gave up on notify_dispatch after 1\.\d+ s: the kernel has told"
+        ),
+        poll.started(1, 0.01, None, lambda counts: None) as waiting,
+    ):
+        waiting.result()
+
+
+def test_a_notify_that_is_refused_leaves_no_thread_that_waits():
+    poll = CountsPoll(alone().comm, lambda ticket: None)
+    with pytest.raises(BadInput), poll.started(1, 100.0, None, lambda counts: None) as waiting:
+        raise BadInput("no launch")
+    assert waiting.result(5.0) is None
 
 
 # ---- bad input ----
@@ -385,3 +419,19 @@ def test_bad_options_end_a_run_with_2(command_line, options, told):
     result = command_line("run", "moe", "--variant", "two_hop", *SMALL, "--no-trace", *options)
     assert (result.returncode, told in result.stderr) == (2, True), result.stderr
     assert result.stderr.count("\n") == 1
+
+
+# ---- the page ----
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "two_hop.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "prefill.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    lines: list[str] = []
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    exits = launch_ranks(4, "prefill:prefill", env=env, on_line=lambda _, line: lines.append(line), timeout_s=100)
+    assert [end.returncode for end in exits] == [0] * 4, lines
+    assert set(tracekern.load(tmp_path / "prefill-capture").host_names) == {"poll_counts", "allocate_recv"}

@@ -101,7 +101,7 @@ class Buffer:
         self._layout: Layout | None = None
         self._is_destroyed = False
         self.late_us = 0
-        """How much later than its host this rank's next calls begin, to see how the others wait."""
+        """How much later than its host this rank's next dispatch kernels begin, to see how the others wait."""
         self.comm.on_reset(self._forget_calls)
 
     @classmethod
@@ -173,9 +173,8 @@ class Buffer:
 
         expert_alignment: what the numbers in the list are rounded up to. num_worst_tokens: the rows of all results, of
         which the first handle.recv_gbl_rank_prefix_sum[-1] are filled; recv_topk_idx is -1 in the others, the list is
-        empty, and the host waits for nothing, which a graph needs. More rows raise BadInput in synchronize(). config:
-        default get_dispatch_config(). timeout_s, on_timeout: of this call. after_stage: told each kernel that was
-        started. Raises BadInput, and CommTimeout if a peer does not arrive.
+        empty, and the host waits for nothing, which a graph needs. More rows raise BadInput in synchronize().
+        after_stage: told each kernel that was started. Raises BadInput, and CommTimeout if a peer does not arrive.
         """
         arguments = {
             "num_tokens_per_rank": num_tokens_per_rank,
