@@ -139,7 +139,7 @@ def test_a_single_bit_that_differs_is_counted():
 
 
 def test_a_host_that_is_told_nothing_gives_up():
-    poll = CountsPoll(alone().comm, lambda ticket: None)
+    poll = CountsPoll(alone().comm, lambda ticket, limit_us: time.sleep(limit_us * 1e-6))
     with (
         pytest.raises(
             CommTimeout, match=r"rank 0 dispatch gave up on notify_dispatch after 1\.\d+ s: the kernel has told"
@@ -150,7 +150,7 @@ def test_a_host_that_is_told_nothing_gives_up():
 
 
 def test_a_notify_that_is_refused_leaves_no_thread_that_waits():
-    poll = CountsPoll(alone().comm, lambda ticket: None)
+    poll = CountsPoll(alone().comm, lambda ticket, limit_us: time.sleep(limit_us * 1e-6))
     with pytest.raises(BadInput), poll.started(1, 100.0, None, lambda counts: None) as waiting:
         raise BadInput("no launch")
     assert waiting.result(5.0) is None
