@@ -8,7 +8,8 @@
 //   transport=mapped|far   far: nodes reach each other over a transport that delays and shuffles what is put
 //   traffic=drawn|hub      see two_hop_stress_plan.hpp
 //   leaves=RANK            that rank never dispatches its last call
-//   trace, timeout_ms, absent, plant, abort_at, delays     see low_latency_stress.cpp and stress_cpu.hpp
+//   graph=on               dispatch is launched behind each notify as in a graph, whatever came of it; else now and
+//   then trace, timeout_ms, absent, plant, abort_at, delays     see low_latency_stress.cpp and stress_cpu.hpp
 //
 // A call is notify, the counts that a second thread of the host finds meanwhile, and dispatch. Token counts, choices
 // and values change in every call. Rings may be shorter than the proved least, to see them hang.
@@ -71,7 +72,7 @@ public:
             const std::optional<RecvCounts> counts = notify(call, i);
             if (!notify_trace_.region.is_whole()) end_at_once(4);
             // In graphs nobody looks between the two: there is room for whatever may come.
-            const bool is_graph = random() % 4 == 0;
+            const bool is_graph = options_.always_graph || random() % 4 == 0;
             const MoeShape& shape = options_.config.shape;
             call.recv_capacity = shape.num_ranks * shape.max_tokens;
             call.forward_capacity = options_.config.num_nodes * shape.max_tokens;
@@ -210,6 +211,7 @@ int main(int argc, char** argv) {
         options.is_far = choose(name, std::initializer_list<const char*>{"mapped", "far"}) == 1;
     };
     setters["leaves"] = [&](const std::string& value) { options.leaves = StressOptions::number(value); };
+    setters["graph"] = [&](const std::string& value) { options.always_graph = value == "on"; };
     setters["traffic"] = [&](const std::string& name) {
         options.traffic = static_cast<Traffic>(choose(name, kTrafficNames));
     };

@@ -25,6 +25,7 @@ struct TwoHopStress {
     bool is_far = false;  // nodes reach each other over a transport that shuffles
     Traffic traffic = Traffic::drawn;
     uint32_t leaves = ~0u;
+    bool always_graph = false;
     uint32_t num_calls;
     uint32_t seed;
     StressOptions stress;
