@@ -10,12 +10,15 @@ import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 
 import pytest
 from attack import (
     COUNTED,
     FLAGGED,
     PLANTED,
+    PROMPT,
+    RACE_EXIT,
     RACES,
     RIGHT,
     SLOW,
@@ -27,6 +30,7 @@ from attack import (
     run_program,
     sites,
 )
+from left_out import LEFT_OUT, TWO_HOP_FILES, barriers_in, numbered_program
 from toolchains import SAMPLE, program
 
 TSAN = (*RACES, *SAMPLE)
@@ -169,9 +173,14 @@ def test_a_rank_that_gives_up_leaves_nobody_hanging(transport):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("trace", ["off", "on"])
-def test_calls_have_no_race(transport, trace):
-    assert_right(stress(TSAN, "threads", Shape(), f"transport={transport}", f"trace={trace}"))
+def test_recording_has_no_race(transport):
+    """Runs without records are the controls of the mutants below."""
+    assert_right(stress(TSAN, "threads", Shape(), f"transport={transport}", "trace=on"))
+
+
+@pytest.mark.parametrize("option", ["absent=1", "leaves=1"])
+def test_giving_up_has_no_race(option):
+    assert stress(TSAN, "threads", Shape(calls=2), option, "timeout_ms=20").returncode == TIMED_OUT
 
 
 @pytest.mark.soak
@@ -229,7 +238,18 @@ SITES = (
 BUSY = Shape()
 ATTACKS = {
     "mapped": Attack("two_hop_stress", calls(BUSY), SITES, TSAN, WITH_TIME_OUT),
-    "far": Attack("two_hop_stress", calls(BUSY, FAR), (*SITES, *sites("head", "maximum")), TSAN, WITH_TIME_OUT),
+    "far": Attack("two_hop_stress", calls(BUSY, FAR), SITES, TSAN, WITH_TIME_OUT),
+    # Heads that are late: of tokens at the end of a call, while those of the next one are few.
+    "late_heads": Attack(
+        "two_hop_stress",
+        (
+            *("run", "fibers", *Shape(4, 1, tokens=10, topk=1, rdma_send=2, rdma_recv=8, calls=100).arguments()[:-1]),
+            *("SEED", "traffic=hub", FAR, PROMPT),
+        ),
+        sites("head", "maximum"),
+        SLOW,
+        WITH_TIME_OUT,
+    ),
     # Channel 0 alone begins with token 0.
     "channels": Attack(
         "two_hop_stress", calls(Shape(channels=2, calls=2)), sites("lock", "as_published"), TSAN, WITH_TIME_OUT
@@ -261,3 +281,31 @@ def test_planted_fault_is_noticed(name, site):
 @pytest.mark.parametrize("name", ATTACKS)
 def test_without_a_fault_the_same_run_is_right(name):
     assert_right(ATTACKS[name].run(1))
+
+
+# The first is missed where a wait gives up before the word that counts those was cleared.
+BARRIERS = barriers_in(TWO_HOP_FILES)
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory) -> Path:
+    return numbered_program(tmp_path_factory.mktemp("numbered"), "two_hop_stress", TWO_HOP_FILES)
+
+
+def run_numbered(numbered: Path, *options: str) -> int:
+    """The exit code."""
+    return run_program(numbered, "run", "threads", *Shape(channels=3, calls=4).arguments(), *options).returncode
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("site", range(len(BARRIERS)), ids=BARRIERS)
+def test_left_out_barrier_is_noticed(numbered, site, monkeypatch):
+    monkeypatch.setenv(LEFT_OUT, str(site))
+    exits = [run_numbered(numbered, "timeout_ms=1500"), run_numbered(numbered, "absent=1", "timeout_ms=20")]
+    assert RACE_EXIT in exits or exits[0] in WITH_TIME_OUT, exits
+
+
+@pytest.mark.soak
+def test_with_all_barriers_the_same_runs_are_right(numbered):
+    assert run_numbered(numbered) == RIGHT
+    assert run_numbered(numbered, "absent=1", "timeout_ms=20") == TIMED_OUT

@@ -91,7 +91,12 @@ public:
             oracle.fill(due_.call);
             const std::string wrong = came_.difference(due_);
             if (!wrong.empty()) {
-                std::fprintf(stderr, "rank %u: wrong %s in call %u\n", rank(), wrong.c_str(), i);
+                std::fprintf(stderr,
+                             "rank %u: wrong %s in call %u of run %s\n",
+                             rank(),
+                             wrong.c_str(),
+                             i,
+                             options_.name.c_str());
                 end_at_once(1);
             }
         }
@@ -100,7 +105,10 @@ public:
 
 private:
     uint32_t rank() const { return comm_.args().rank; }
-    int fault() const { return report_fault(comm_.fault(), kTwoHopStageNames[comm_.fault().stage]); }
+    int fault() const {
+        std::fprintf(stderr, "in run %s\n", options_.name.c_str());
+        return report_fault(comm_.fault(), kTwoHopStageNames[comm_.fault().stage]);
+    }
 
     TwoHopCall begin_call(const TwoHopInput& input) {
         came_.clear();
@@ -139,7 +147,8 @@ private:
         const bool is_right = came.num_recv_tokens == due.num_recv_tokens &&
                               came.num_rdma_recv_tokens == due.num_rdma_recv_tokens &&
                               came.num_recv_tokens_per_expert == due.num_recv_tokens_per_expert;
-        if (!is_right) std::fprintf(stderr, "rank %u: wrong counts in call %u\n", rank(), i);
+        if (!is_right)
+            std::fprintf(stderr, "rank %u: wrong counts in call %u of run %s\n", rank(), i, options_.name.c_str());
         return is_right;
     }
 
@@ -187,9 +196,8 @@ int run(const TwoHopStress& options) {
 
 int run_shape(TwoHopStress& options, const TwoHopNumbers& numbers) {
     options.config = numbers.config();
-    const int code = options.is_far ? run<FarComm>(options) : run<CommArgs>(options);
-    if (code != 0) std::fprintf(stderr, "in shape %sseed %u\n", numbers.text().c_str(), options.seed);
-    return code;
+    options.name = numbers.text() + std::to_string(options.num_calls) + " " + std::to_string(options.seed);
+    return options.is_far ? run<FarComm>(options) : run<CommArgs>(options);
 }
 
 }  // namespace

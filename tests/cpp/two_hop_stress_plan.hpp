@@ -21,6 +21,7 @@ inline constexpr const char* kTrafficNames[] = {"drawn", "hub"};
 
 struct TwoHopStress {
     TwoHopConfig config;
+    std::string name;  // its arguments
     CpuExecutor executor;
     bool is_far = false;  // nodes reach each other over a transport that shuffles
     Traffic traffic = Traffic::drawn;

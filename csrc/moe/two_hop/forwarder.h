@@ -49,7 +49,7 @@ public:
             forward_chunk(sources, chunk);
             turn = (chunk.node + 1) % args_.nodes.num_nodes;
         }
-        // Released: this forwarder reads no ring any more.
+        // Released with its last heads. Nobody needs it to be: these are for tokens that nobody waits to send.
         auto& shared = warp_.template shared<ForwarderShared>();
         signal_block<TwoHopChannel::retired>(warp_, &shared.forward_channel_retired[peer_], context_.epoch, 0);
         return true;
