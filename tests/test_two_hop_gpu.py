@@ -83,7 +83,6 @@ def test_a_run_is_the_reference_and_its_late_rank_is_seen(tmp_path, nodes, host_
         experts=64,
         iterations=6,
         late_rank=3,
-        host_driven=True,  # queued calls have no counts to wait for
         host_driven=host_driven,
         family_options={"nodes": nodes, "channels": 8},
     )
