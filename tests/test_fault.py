@@ -105,6 +105,7 @@ def test_a_ring_its_role_and_the_peers_node_have_names():
     text = told(2, 2, 5, stage=3, slot=7, **{**ring, "peer": 5})
     assert "gave up on rank 5 of node 2 after 500 ms; channel tail slot 7: wanted 9 of epoch 2" in text
     assert text.endswith("; ring rdma of forwarder is at head 4, tail 8; see what rank 5 was doing")
+    assert "slot 0: wanted epoch 2, nothing has come; ring rdma" in told(2, 0, stage=3, **{**ring, "wanted_value": 0})
     assert "ring 2 of role 4 is at" in told(2, 2, 5, stage=3, **{**ring, "role": 5, "ring": 3})
 
 

@@ -113,7 +113,7 @@ def test_a_short_last_chunk_may_overtake_those_before_it(seed):
 
 # ---- the bound of docs/two_hop.md: rdma_recv >= rdma_send + 6 ----
 
-SHORTEST = {send: Shape(tokens=90, topk=1, rdma_send=send, rdma_recv=send + 6, nvl_recv=1) for send in (1, 2, 3, 6)}
+SHORTEST = {send: replace(BATCHES["single_tokens"], rdma_send=send, rdma_recv=send + 6) for send in (1, 2, 3, 6)}
 ONE_SLOT_LESS = replace(SHORTEST[1], rdma_recv=6, calls=1)
 
 

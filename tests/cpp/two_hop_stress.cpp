@@ -69,13 +69,15 @@ public:
             const TwoHopOracle oracle(options_.config, inputs_[i], rank());
             TwoHopCall call = begin_call(inputs_[i][rank()]);
             call.expert_alignment = random() % 2 ? 1 : 1 + static_cast<uint32_t>(random() % 8);
-            const std::optional<RecvCounts> counts = notify(call, i);
-            if (!notify_trace_.region.is_whole()) end_at_once(4);
             // In graphs nobody looks between the two: there is room for whatever may come.
             const bool is_graph = options_.always_graph || random() % 4 == 0;
             const MoeShape& shape = options_.config.shape;
-            call.recv_capacity = shape.num_ranks * shape.max_tokens;
-            call.forward_capacity = options_.config.num_nodes * shape.max_tokens;
+            if (is_graph) {
+                call.recv_capacity = shape.num_ranks * shape.max_tokens;
+                call.forward_capacity = options_.config.num_nodes * shape.max_tokens;
+            }
+            const std::optional<RecvCounts> counts = notify(call, i);
+            if (!notify_trace_.region.is_whole()) end_at_once(4);
             if (!is_graph) {
                 if (comm_.failed()) return fault();
                 if (!counts) end_at_once(1);
@@ -87,6 +89,7 @@ public:
             if (!dispatch_trace_.region.is_whole()) end_at_once(4);
             if (comm_.failed()) return fault();
             if (!counts || !is_right(*counts, oracle.counts(call.expert_alignment), i)) end_at_once(1);
+            if (buffer_.take_overflow() != 0) end_at_once(1);
             due_.clear();
             oracle.fill(due_.call);
             const std::string wrong = came_.difference(due_);

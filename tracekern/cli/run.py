@@ -150,10 +150,7 @@ def moe(
     context: typer.Context,
     output: _Output = None,
     ranks: Annotated[int, typer.Option(help="Ranks: on a GPU each, all on one, or simulated on the CPU.")] = 8,
-    variant: Annotated[
-        str,
-        typer.Option(help="A variant of a kernel family, or all: one after the other."),
-    ] = "balanced",
+    variant: Annotated[str, typer.Option(help="A variant of a kernel family, or all: in turn.")] = "balanced",
     tokens: Annotated[int, typer.Option(help="Most tokens of a rank.")] = 64,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 2048,
     experts: Annotated[int, typer.Option(help="Experts of all ranks together.")] = 64,
@@ -195,21 +192,26 @@ def moe(
 
     reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
     """
-    from tracekern.moe.options import MoeRun
-
     _check_torch()
-    given = _fields_of_run(context.params)
-    with _naming_options(context):
-        given["family_options"] = _parse_options(option or [], **_options_with_flags(context.params))
-        plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
+    plans = _plans_of(context)
     if sweep_blocks and output is not None:
         raise BadInput(
             "--sweep-blocks makes no capture; leave -o out, and record a run with the --blocks that it names"
         )
-    _check_capture(given["trace"], output, torch_profiler)
+    _check_capture(trace and not sweep_blocks, output, torch_profiler)
     note_dead_runs()
     with _sigterm_as_interrupt() as terminated:
         _tell(_run_all(plans, output, as_json, terminated), as_json)
+
+
+def _plans_of(context: typer.Context) -> list[MoeRun]:
+    """Returns the runs that the command asks for. Raises BadInput."""
+    from tracekern.moe.options import MoeRun
+
+    given = _fields_of_run(context.params)
+    with _naming_options(context):
+        given["family_options"] = _parse_options(context.params["option"] or [], **_options_with_flags(context.params))
+        return _plans_of_all(given) if context.params["variant"] == "all" else [MoeRun(**given)]
 
 
 def _options_with_flags(params: dict[str, Any]) -> dict[str, str]:

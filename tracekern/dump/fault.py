@@ -162,7 +162,8 @@ def describe_wanted(fault: dict[str, Any]) -> str:
         return f"{place}: wanted {unit} {fault[f'wanted_{unit}']}, {has}"
     whose = fault.get("role_name", f"role {fault['role']}")
     ring = f"ring {fault.get('ring_name', fault['ring'])} of {whose} is at head {fault['head']}, tail {fault['tail']}"
-    return f"{place}: wanted {fault['wanted_value']} of {unit} {fault[f'wanted_{unit}']}, {has}; {ring}"
+    position = f"{fault['wanted_value']} of " if fault["wanted_value"] else ""
+    return f"{place}: wanted {position}{unit} {fault[f'wanted_{unit}']}, {has}; {ring}"
 
 
 def _name_of(names: Sequence[Any], number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekern import _C
@@ -116,6 +116,8 @@ class Family:
     """Returns the bytes of the tensors that a call allocates on a rank, besides its result."""
     heap_options: Callable[[MoeShape, dict[str, int]], dict[str, int]] = lambda shape, options: {}
     """Returns the native options that the size of the heap follows from; each of the others counts as 1."""
+    queue_options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of make_pipeline for calls that are queued on the device, whose host must not wait in between."""
     takes_stage_blocks: bool = False
     """Whether kernels of a call may have different numbers of blocks."""
     stages: dict[str, tuple[str, ...]] | None = None

@@ -107,12 +107,12 @@ def _run_rank(options: MoeRun) -> RankReport:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.sweep_blocks:
         return _sweep(options, group, backend)
+    is_host_driven = backend == "cpu" if options.host_driven is None else options.host_driven
     try:
-        variant = _prepare(options, group, backend)
+        variant = _prepare(options, group, backend, is_host_driven)
     except BadInput as error:
         raise _NoRoom(str(error)) if is_resident else error from None
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
-    is_host_driven = backend == "cpu" if options.host_driven is None else options.host_driven
     make_calls = Calls if is_host_driven else CallsBackToBack
     with _capture(options, directory, variant.comm) as capture:
         enter(RUN)
@@ -192,7 +192,7 @@ def _choose_backend(options: MoeRun) -> str:
     return "cuda"
 
 
-def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
+def _prepare(options: MoeRun, group: Group, backend: str, is_host_driven: bool = True) -> Variant:
     shape, experts, timeout_s = options.shape, options.draw_experts().to(backend), options.timeout_ms / 1e3
     if options.variant in FAMILY_OF:
         family = FAMILY_OF[options.variant]
@@ -206,6 +206,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
             backend=backend,
             **({"stage_blocks": options.stage_blocks} if options.stage_blocks else {}),
             **options.family_options,
+            **({} if is_host_driven else family.queue_options),
         )
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
 

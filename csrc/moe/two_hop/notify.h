@@ -155,8 +155,14 @@ TK_DEVICE void lay_out(TwoHopContext<Rec, Comm>& context) {
         tell(told.moe_recv_expert_counter[expert], aligned);
     });
     warp.leader([&] {
-        tell(told.moe_recv_rdma_counter, forwarded_up_to(num_nodes - 1));
-        tell(told.moe_recv_counter, rows_up_to(args.nodes.num_ranks() - 1));
+        const uint32_t num_forwarded = forwarded_up_to(num_nodes - 1);
+        const uint32_t num_rows = rows_up_to(args.nodes.num_ranks() - 1);
+        const bool is_reserved = call.recv_capacity != 0;
+        if (is_reserved && (num_rows > call.recv_capacity || num_forwarded > call.forward_capacity)) {
+            tell(told.overflow, num_rows > num_forwarded ? num_rows : num_forwarded);
+        }
+        tell(told.moe_recv_rdma_counter, num_forwarded);
+        tell(told.moe_recv_counter, num_rows);
     });
     TK_END(rows_up_to(args.nodes.num_ranks() - 1));
 }

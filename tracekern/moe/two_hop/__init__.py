@@ -32,6 +32,7 @@ FAMILY = Family(
     why_unsuitable=why_unsuitable,
     tensor_bytes=tensor_bytes,
     heap_options=heap_options,
+    queue_options={"is_queued": True},
     sent_events=frozenset({"copy_to_ring"}),
     received_events=frozenset({"receive_token"}),
     options=(

@@ -101,7 +101,7 @@ class Buffer:
         self._layout: Layout | None = None
         self._is_destroyed = False
         self.late_us = 0
-        """How much later than its host this rank's next calls begin, to see how the others wait."""
+        """How much later than its host this rank's next dispatch kernels begin, to see how the others wait."""
         self.comm.on_reset(self._forget_calls)
 
     @classmethod
@@ -164,9 +164,7 @@ class Buffer:
         on_timeout: str | None = None,
         after_stage: AfterStage | None = None,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], Handle, EventOverlap]:
-        """Sends each token to the ranks of its experts.
-
-        Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event).
+        """Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event).
 
         x: [num_tokens, hidden] bf16, or a pair of that in float8_e4m3fn and scales [num_tokens, hidden / 128] fp32;
         recv_x is alike. Its rows are in the order of the ranks that sent them, and of the tokens there. The next four
@@ -174,10 +172,9 @@ class Buffer:
         fp32, or both None; recv_topk_idx counts experts as this rank does, -1 for those of others, whose weights are 0.
 
         expert_alignment: what the numbers in the list are rounded up to. num_worst_tokens: the rows of all results, of
-        which the first handle.recv_gbl_rank_prefix_sum[-1] are filled; recv_topk_idx is -1 in the others, and the list
-        is empty. Then the host waits for nothing, which a graph needs; more rows raise BadInput in synchronize().
-        config: default get_dispatch_config(). timeout_s, on_timeout: of this call. after_stage: called with the name of
-        each kernel that was started. Raises BadInput, and CommTimeout if a peer does not arrive.
+        which the first handle.recv_gbl_rank_prefix_sum[-1] are filled; recv_topk_idx is -1 in the others, the list is
+        empty, and the host waits for nothing, which a graph needs. More rows raise BadInput in synchronize().
+        after_stage: told each kernel that was started. Raises BadInput, and CommTimeout if a peer does not arrive.
         """
         arguments = {
             "num_tokens_per_rank": num_tokens_per_rank,
@@ -189,25 +186,21 @@ class Buffer:
             "expert_alignment": expert_alignment,
             "num_worst_tokens": num_worst_tokens,
         }
+        later = {
+            "previous_event": previous_event,
+            "async_finish": async_finish,
+            "allocate_on_comm_stream": allocate_on_comm_stream,
+        }
 
         def check() -> tuple[Layout, Given]:
-            refuse_later(
-                previous_event=previous_event,
-                async_finish=async_finish,
-                allocate_on_comm_stream=allocate_on_comm_stream,
-            )
+            refuse_later(**later)
             _refuse_handle(handle, topk_idx, topk_weights)
             check_start(self._limits, capture, timeout_s, on_timeout)
-            chosen = self.get_dispatch_config(self.group_size) if config is None else config
-            most = self.num_max_tokens_per_rank
-            check_config(chosen, self.nodes, most, self.comm.device.backend)
-            return check_dispatch(self.comm, self.nodes, most, chosen, x, arguments)
+            return self._check(x, config, arguments)
 
         with self.comm.one_user_call("dispatch"):
             received = self._dispatch(check, capture, timeout_s, on_timeout, after_stage)
-        recv_x = received.recv_x if received.recv_x_scales is None else (received.recv_x, received.recv_x_scales)
-        counts = received.num_recv_tokens_per_expert_list
-        return recv_x, received.recv_topk_idx, received.recv_topk_weights, counts, received.handle, EventOverlap()
+        return *received.as_returned(), EventOverlap()
 
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished.
@@ -216,7 +209,7 @@ class Buffer:
         """
         self.comm.synchronize()
         if self._layout is not None:
-            self._kernels.check_worst()
+            self._kernels.check_overflow()
 
     def reset(self) -> None:
         """Collective: makes the buffer usable again after a CommTimeout."""
@@ -230,6 +223,12 @@ class Buffer:
             self._is_destroyed = True
 
     # ---- layout ----
+
+    def _check(self, x: Any, config: Any, arguments: dict[str, Any]) -> tuple[Layout, Given]:
+        chosen = self.get_dispatch_config(self.group_size) if config is None else config
+        about = self.nodes, self.num_max_tokens_per_rank
+        check_config(chosen, *about, self.comm.device.backend)
+        return check_dispatch(self.comm, *about, chosen, x, arguments)
 
     def _dispatch(
         self,

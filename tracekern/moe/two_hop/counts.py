@@ -17,7 +17,8 @@ from tracekern.formatting import duration
 if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
-_POLL_S = 20e-6
+_LOOK_EVERY_US = 2000
+"""How long the native wait goes on before this side looks whether the communicator has failed."""
 _GRACE_S = 1.0
 """How much longer than the waits of the kernel the host waits: the kernel knows better what did not come."""
 _WAITS = 2
@@ -36,8 +37,8 @@ class Counts(NamedTuple):
 class CountsPoll:
     """Waits for the counts of one notify, on a thread of its own: on the CPU backend a launch blocks its caller."""
 
-    def __init__(self, comm: Communicator, find_counts: Callable[[int], Any]) -> None:
-        self._comm, self._find_counts = comm, find_counts
+    def __init__(self, comm: Communicator, wait_counts: Callable[[int, int], Any]) -> None:
+        self._comm, self._wait_counts = comm, wait_counts
         self._pool = ThreadPoolExecutor(1, "poll_counts")
 
     @contextlib.contextmanager
@@ -68,7 +69,7 @@ class CountsPoll:
         self, ticket: int, timeout_s: float, has_begun: Callable[[], bool], stop: threading.Event
     ) -> Counts | None:
         begun_s = 0.0
-        while (counts := self._find_counts(ticket)) is None:
+        while (counts := self._wait_counts(ticket, _LOOK_EVERY_US)) is None:
             if stop.is_set() or not self._comm.is_usable:
                 return None
             now_s = time.monotonic()
@@ -79,7 +80,6 @@ class CountsPoll:
                     f"rank {self._comm.group.rank} dispatch gave up on notify_dispatch after {waited}: the kernel has "
                     "told this host no counts"
                 )
-            time.sleep(_POLL_S)
         return Counts(*counts)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -69,3 +70,20 @@ class Received:
     recv_topk_weights: torch.Tensor | None
     num_recv_tokens_per_expert_list: list[int]
     handle: Handle
+
+    def what_came(self) -> Received:
+        """Returns it without the rows that num_worst_tokens left over. Waits for the kernels."""
+        num_rows = int(self.handle.recv_gbl_rank_prefix_sum[-1])
+        num_forwarded = int(self.handle.recv_rdma_rank_prefix_sum[-1])
+        handle = self.handle._replace(
+            recv_src_meta=self.handle.recv_src_meta[:num_rows], send_nvl_head=self.handle.send_nvl_head[:num_forwarded]
+        )
+        names = "recv_x", "recv_x_scales", "recv_topk_idx", "recv_topk_weights"
+        parts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        kept: dict[str, Any] = {name: None if part is None else part[:num_rows] for name, part in parts.items()}
+        return dataclasses.replace(self, handle=handle, **kept)
+
+    def as_returned(self) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], Handle]:
+        """Returns the parts as dispatch() returns them: recv_x with its scales, if it has some."""
+        recv_x = self.recv_x if self.recv_x_scales is None else (self.recv_x, self.recv_x_scales)
+        return recv_x, self.recv_topk_idx, self.recv_topk_weights, self.num_recv_tokens_per_expert_list, self.handle

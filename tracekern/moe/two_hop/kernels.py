@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator
@@ -54,6 +56,30 @@ _TENSORS = (
 _OF_ROWS = ("recv_x", "recv_x_scales", "recv_topk_idx", "recv_topk_weights", "recv_src_meta")
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call under way."""
+
+    given: Given
+    tensors: Tensors
+    epoch: int
+    capture: Capture | None
+    limits: Limits
+    late_us: int
+    after_stage: AfterStage | None
+
+    def received(self, num_recv_tokens_per_expert: list[int]) -> Received:
+        tensors: dict[str, Any] = self.tensors
+        return Received(
+            tensors["recv_x"],
+            tensors["recv_x_scales"],
+            tensors["recv_topk_idx"],
+            tensors["recv_topk_weights"],
+            num_recv_tokens_per_expert,
+            Handle(**{name: tensors[name] for name in Handle._fields}),
+        )
+
+
 class Kernels:
     """This rank's kernels. Made by all ranks together."""
 
@@ -82,12 +108,9 @@ class Kernels:
         events, warps = _event_table(nodes, layout, max_tokens), FACTS.warps(nodes.peers)
         self._launches = Launches(comm, events, FACTS.roles, layout.config.num_sms, warps)
         self._launches.add_stage(STAGES[0], events, FACTS.roles, 1 + nodes.num_nodes, warps)
-        self._poll = CountsPoll(comm, self.native.find_counts)
-        self._late_us = 0
+        self._poll = CountsPoll(comm, self.native.wait_counts)
         self._num_calls = 0
         """Tickets of the native buffer."""
-        self._worst: tuple[int, int] | None = None
-        """Ticket and num_worst_tokens of the last call that had some."""
 
     def dispatch(
         self,
@@ -100,132 +123,100 @@ class Kernels:
         """Launches a call on the current stream; on the CPU runs it.
 
         late_us: how much later than its host the dispatch kernel begins, so that its rings are full and dry; behind
-        notify_dispatch, in which all wait for all. after_stage: called with the name of each kernel that was
-        started.
+        notify_dispatch, in which all wait for all. after_stage: called with the name of each kernel that was started.
         """
         tensors: Tensors = {**given.tensors, **self._allocate_for_notify(given)}
         reserved = given.num_worst_tokens
         if self._comm.group.num_residents > 1:  # memory that is allocated later might wait for kernels that wait for it
             reserved = reserved or self._nodes.num_ranks * self._max_tokens
-        self._late_us = late_us
+        call = _Call(given, tensors, int(self.native.epoch), capture, limits, late_us, after_stage)
         with self._order.limited(limits), self._order.in_order():
-            if reserved:
-                return self._dispatch_reserved(given, tensors, reserved, capture, limits, after_stage)
-            return self._dispatch_counted(given, tensors, capture, limits, after_stage)
+            return self._dispatch_reserved(call, reserved) if reserved else self._dispatch_counted(call)
 
-    def _dispatch_counted(
-        self, given: Given, tensors: Tensors, capture: Capture | None, limits: Limits, after_stage: AfterStage | None
-    ) -> Received:
+    def _dispatch_counted(self, call: _Call) -> Received:
         """The counts say how much memory is needed, which is allocated while notify may still run."""
-        stream, epoch = _stream_of(self._comm), int(self.native.epoch)
+        stream = _stream_of(self._comm)
 
         def allocate(counts: Counts) -> Tensors:
-            with host_span(capture, "allocate_recv"), self._comm.device.active(), stream():
-                return self._allocate_for_rows(given, counts.num_recv_tokens, counts.num_rdma_recv_tokens)
+            with host_span(call.capture, "allocate_recv"), self._comm.device.active(), stream():
+                return self._allocate_for_rows(call.given, counts.num_recv_tokens, counts.num_rdma_recv_tokens)
 
-        with self._poll.started(self._num_calls + 1, limits[0], capture, allocate) as waiting:
-            self._start(STAGES[:1], given, tensors, epoch, capture, after_stage)
-            with self._comm.one_call():  # what comes between belongs to the call
-                found = waiting.result()
-                self._comm.check()
-                assert found is not None  # None is a failure that check() raises
-                counts, of_rows = found
-        tensors |= of_rows
-        with self._comm.one_call():
-            self._start(STAGES[1:], given, tensors, epoch, capture, after_stage)
-        return _received(tensors, counts.num_recv_tokens_per_expert)
+        with self._poll.started(self._num_calls + 1, call.limits[0], call.capture, allocate) as waiting:
+            self._start_notify(call)
+            counts, of_rows = self._counts_of(waiting)
+        call.tensors.update(of_rows)
+        self._start_dispatch(call)
+        return call.received(counts.num_recv_tokens_per_expert)
 
-    def _dispatch_reserved(
-        self,
-        given: Given,
-        tensors: Tensors,
-        num_rows: int,
-        capture: Capture | None,
-        limits: Limits,
-        after_stage: AfterStage | None,
-    ) -> Received:
+    def _dispatch_reserved(self, call: _Call, num_rows: int) -> Received:
         """Memory for `num_rows` rows is there before. Without num_worst_tokens the counts say how many have come."""
-        with host_span(capture, "allocate_recv"):
-            tensors |= self._allocate_for_rows(given, num_rows, num_rows)
-        if given.num_worst_tokens:
-            self.check_worst()
+        tensors, is_worst = call.tensors, call.given.num_worst_tokens > 0
+        with host_span(call.capture, "allocate_recv"):
+            tensors |= self._allocate_for_rows(call.given, num_rows, num_rows)
+        if is_worst:
+            self.check_overflow()
             if tensors["recv_topk_idx"] is not None:
                 tensors["recv_topk_idx"].fill_(-1)
-        ticket, epoch = self._num_calls + 1, int(self.native.epoch)
-        waits: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if not given.num_worst_tokens:
-            waits = self._poll.started(ticket, limits[0], capture, lambda _: None)
-        with waits as waiting:
-            self._start(STAGES[:1], given, tensors, epoch, capture, after_stage)
-            self._start(STAGES[1:], given, tensors, epoch, capture, after_stage)
-            if waiting is None:
-                self._worst = ticket, num_rows
-                return _received(tensors, [])
+            self._start_notify(call)
+            self._start_dispatch(call)
+            return call.received([])
+        with self._poll.started(self._num_calls + 1, call.limits[0], call.capture, lambda _: None) as waiting:
+            self._start_notify(call)
+            self._start_dispatch(call)
+            counts, _ = self._counts_of(waiting)
+        for name in (*_OF_ROWS, "send_nvl_head"):
+            tensor = tensors[name]
+            rows = counts.num_rdma_recv_tokens if name == "send_nvl_head" else counts.num_recv_tokens
+            tensors[name] = None if tensor is None else tensor[:rows]
+        return call.received(counts.num_recv_tokens_per_expert)
+
+    def _counts_of(self, waiting: Future[tuple[Counts, Any] | None]) -> tuple[Counts, Any]:
+        with self._comm.one_call(), self._comm.guarded():  # what goes wrong now breaks off what has begun
             found = waiting.result()
             self._comm.check()
             assert found is not None  # None is a failure that check() raises
-        counts: Counts = found[0]
-        for name in _OF_ROWS:
-            tensor = tensors[name]
-            tensors[name] = None if tensor is None else tensor[: counts.num_recv_tokens]
-        places = tensors["send_nvl_head"]
-        tensors["send_nvl_head"] = None if places is None else places[: counts.num_rdma_recv_tokens]
-        return _received(tensors, counts.num_recv_tokens_per_expert)
+            return found
 
-    def _start(
-        self,
-        stages: Sequence[str],
-        given: Given,
-        tensors: Tensors,
-        epoch: int,
-        capture: Capture | None,
-        after_stage: AfterStage | None,
-    ) -> None:
-        self._launches.late_us = self._late_us if stages == STAGES[1:] else 0
-        self._launches.start(stages, self._run(given, tensors), epoch, capture, after_stage)
+    def _start_notify(self, call: _Call) -> None:
+        self._launches.late_us = 0
+        self._launches.start(STAGES[:1], self._run(call), call.epoch, call.capture, call.after_stage)
 
-    def check_worst(self) -> None:
-        """Raises BadInput if the last call with num_worst_tokens has received more rows, as far as that is known."""
-        if self._worst is None:
-            return
-        ticket, num_rows = self._worst
-        told = self.native.find_counts(ticket)
-        if told is None:
-            return
-        most = max(told[0], told[1])
-        self._worst = None
-        if most > num_rows:
-            what = "came" if told[0] == most else "came to be forwarded"
-            rank = self._comm.group.rank
+    def _start_dispatch(self, call: _Call) -> None:
+        with self._comm.one_call():  # a refusal now breaks off what has begun
+            self._launches.late_us = call.late_us
+            self._launches.start(STAGES[1:], self._run(call), call.epoch, call.capture, call.after_stage)
+
+    def check_overflow(self) -> None:
+        """Raises BadInput if more rows came than num_worst_tokens, in any call that has begun since the last check."""
+        if most := self.native.take_overflow():
             raise BadInput(
-                f"rank {rank}: num_worst_tokens is {num_rows}, and {count(most, 'token')} {what}; the rest is lost: "
-                f"give at least {most}"
+                f"rank {self._comm.group.rank}: {count(most, 'token')} came, to stay or to be forwarded, and "
+                f"num_worst_tokens was less; the rest is lost: give at least {most}"
             )
 
     def reset(self) -> None:
         """The state before the first call. With all kernels finished."""
         self.native.reset()
-        self._worst = None
 
-    def _run(self, given: Given, tensors: Tensors) -> Callable[[Sequence[str], Sequence[int], int], None]:
+    def _run(self, call: _Call) -> Callable[[Sequence[str], Sequence[int], int], None]:
         """Returns what launches stages of the call."""
-        places = tensors.get("recv_src_meta"), tensors.get("send_nvl_head")
-        call = self._family.Call(
-            num_tokens=given.num_tokens,
-            expert_alignment=given.expert_alignment,
-            recv_capacity=0 if places[0] is None else len(places[0]),
-            forward_capacity=0 if places[1] is None else len(places[1]),
+        rows, places = call.tensors.get("recv_src_meta"), call.tensors.get("send_nvl_head")
+        native_call = self._family.Call(
+            num_tokens=call.given.num_tokens,
+            expert_alignment=call.given.expert_alignment,
+            recv_capacity=0 if rows is None else len(rows),
+            forward_capacity=0 if places is None else len(places),
             ticket=0,
-            **{name: address(tensors.get(name)) for name in _TENSORS},
+            **{name: address(call.tensors.get(name)) for name in _TENSORS},
         )
 
         def run(stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
             for stage, descriptor in zip(stages, descriptors, strict=True):
                 if stage == STAGES[0]:
                     self._num_calls += 1
-                    self.native.notify(call, descriptor, stream)
+                    self.native.notify(native_call, descriptor, stream)
                 else:
-                    self.native.dispatch(call, descriptor, stream)
+                    self.native.dispatch(native_call, descriptor, stream)
 
         return run
 
@@ -264,19 +255,6 @@ class Kernels:
             "recv_src_meta": make(num_rows, 8, torch.uint8),
             "send_nvl_head": make(num_forwarded, self._nodes.peers, torch.int32),
         }
-
-
-def _received(tensors: Tensors, num_recv_tokens_per_expert: list[int]) -> Received:
-    parts: dict[str, Any] = {name: tensors[name] for name in Handle._fields}
-    recv_x: Any = tensors["recv_x"]
-    return Received(
-        recv_x,
-        tensors["recv_x_scales"],
-        tensors["recv_topk_idx"],
-        tensors["recv_topk_weights"],
-        num_recv_tokens_per_expert,
-        Handle(**parts),
-    )
 
 
 def _stream_of(comm: Communicator) -> Callable[[], contextlib.AbstractContextManager[Any]]:

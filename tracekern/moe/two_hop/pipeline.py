@@ -58,10 +58,12 @@ class TwoHopPipeline:
         warps_per_block: int = 0,
         executor: str = "fibers",
         backend: str = "cpu",
+        is_queued: bool = False,
         **options: int,
     ) -> None:
         """num_blocks: two for each channel. warps_per_block: taken for others' sake, the roles say how many there are.
 
+        is_queued: whether calls bring memory for the most rows, since no host waits for their counts.
         options: those of HIGHEST; 0: see chosen_options(). Collective. Raises BadInput.
         """
 
@@ -70,9 +72,9 @@ class TwoHopPipeline:
                 raise BadInput(f"variant is {variant!r}; wanted two_hop")
             given = dict.fromkeys(HIGHEST, 0) | options
             if num_blocks and given["channels"] not in (0, num_blocks / 2):
-                raise BadInput(f"num_blocks is {num_blocks} and channels {given['channels']}; a channel has two blocks")
+                raise BadInput(f"blocks is {num_blocks} and channels {given['channels']}; a channel has two blocks")
             if num_blocks % 2:
-                raise BadInput(f"num_blocks is {num_blocks}; wanted an even number, since a channel has two blocks")
+                raise BadInput(f"blocks is {num_blocks}; wanted an even number, since a channel has two blocks")
             given["channels"] = given["channels"] or num_blocks // 2 or _default_channels(group, backend)
             if why := why_unsuitable(shape, given):
                 raise BadInput(why)
@@ -80,6 +82,7 @@ class TwoHopPipeline:
 
         self.options: dict[str, int] = group.agree("the making of a TwoHopPipeline", check)["options"]
         self.shape, self.variant = shape, variant
+        self._num_worst_tokens = shape.num_ranks * shape.max_tokens if is_queued else 0
         self.config, nodes = config_of(self.options), Nodes.of(shape.num_ranks, self.options["nodes"])
         self.buffer = Buffer(
             group,
@@ -146,6 +149,7 @@ class TwoHopPipeline:
             per_expert,
             topk_idx,
             topk_weights,
+            num_worst_tokens=self._num_worst_tokens,
             config=self.config,
             capture=capture,
             after_stage=after_stage,
@@ -225,6 +229,7 @@ def count_wrong_elements(
 ) -> int:
     """Returns how many elements of what a rank received differ from received_reference(). batches: of all ranks."""
     nodes = Nodes.of(shape.num_ranks, options["nodes"])
+    received = received.what_came()
     wanted = received_reference(
         [batch.x for batch in batches],
         None,
@@ -235,6 +240,8 @@ def count_wrong_elements(
         options["channels"],
         rank,
     )
+    if not received.num_recv_tokens_per_expert_list:  # no host has waited for them
+        wanted = dataclasses.replace(wanted, num_recv_tokens_per_expert_list=[])
     return count_wrong(received, wanted)
 
 
