@@ -208,6 +208,7 @@ def test_a_dispatch_behind_a_notify_that_gave_up_writes_over_nothing():
     assert exits <= {RIGHT, TIMED_OUT}
 
 
+@pytest.mark.soak  # a build of its own
 def test_memory_is_used_as_it_should():
     shape = Shape(channels=3, tokens=9, hidden=128, topk=3, rdma_send=2, rdma_recv=8, fp8=1, calls=3)
     for transport in TRANSPORTS:
@@ -264,7 +265,7 @@ ATTACKS = {
     # Chunks that are longer than a ring within the node.
     "long_chunks": Attack(
         "two_hop_stress",
-        calls(Shape(tokens=60, topk=1, rdma_send=6, rdma_recv=12, calls=3), "traffic=hub"),
+        calls(Shape(tokens=60, topk=1, rdma_send=6, rdma_recv=12, calls=2), "traffic=hub"),
         sites("peer_tail", "as_published"),
         TSAN,
         WITH_TIME_OUT,
