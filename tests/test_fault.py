@@ -33,6 +33,14 @@ NAMES = {
             "first_epoch": FIRST,
         },
         {"first_stage": 2, "stages": ["tell"], "channels": ["number"]},
+        {
+            "first_stage": 3,
+            "stages": ["pass_on"],
+            "channels": ["tail"],
+            "roles": ["sender", "forwarder"],
+            "rings": ["rdma", "nvl"],
+            "peers": 2,
+        },
     ],
 }
 
@@ -90,6 +98,15 @@ def test_a_wait_in_a_ring_tells_where_the_ring_stood():
     assert "wanted 9 of call 2, has 5 tokens of call 2; ring 0 of role 3 is at head 4, tail 8;" in text
     never = told(FIRST, NEVER, 0, slot=0, **ring)
     assert "wanted 9 of call 1, nothing has come; ring 0 of role 3 is at head 4, tail 8;" in never
+
+
+def test_a_ring_its_role_and_the_peers_node_have_names():
+    ring = {"version": 2, "wanted_value": 9, "role": 2, "ring": 1, "head": 4, "tail": 8}
+    text = told(2, 2, 5, stage=3, slot=7, **{**ring, "peer": 5})
+    assert "gave up on rank 5 of node 2 after 500 ms; channel tail slot 7: wanted 9 of epoch 2" in text
+    assert text.endswith("; ring rdma of forwarder is at head 4, tail 8; see what rank 5 was doing")
+    assert "slot 0: wanted epoch 2, nothing has come; ring rdma" in told(2, 0, stage=3, **{**ring, "wanted_value": 0})
+    assert "ring 2 of role 4 is at" in told(2, 2, 5, stage=3, **{**ring, "role": 5, "ring": 3})
 
 
 def test_records_from_before_they_had_a_version_are_read():

@@ -425,7 +425,7 @@ def test_a_gpu_without_the_instruction_is_refused(monkeypatch):
 def test_the_package_is_no_family_of_variants():
     from tracekern.moe.families import FAMILIES
 
-    assert sorted(FAMILIES) == ["low_latency", "p2p"]
+    assert sorted(FAMILIES) == ["low_latency", "p2p", "two_hop"]
 
 
 # ---- the page ----

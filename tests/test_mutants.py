@@ -23,7 +23,7 @@ from attack import (
     run_program,
     sites,
 )
-from left_out import LEFT_OUT, LOW_LATENCY_FILES, P2P_FILES, barriers_in, numbered_program
+from left_out import LEFT_OUT, LOW_LATENCY_FILES, P2P_FILES, TWO_HOP_FILES, barriers_in, numbered_program
 from toolchains import CSRC
 
 
@@ -134,4 +134,6 @@ def test_all_block_barriers_are_numbered():
     kernels = [str(path.relative_to(CSRC)) for part in ("comm", "moe") for path in (CSRC / part).rglob("*.h")]
     # Those of moe/gemm guard shared memory alone, and no rank waits there: racecheck of compute-sanitizer is for them.
     waiting = [name for name in kernels if not name.startswith("moe/gemm/")]
-    assert sorted(name for name in waiting if barriers_in((name,))) == sorted(P2P_FILES + LOW_LATENCY_FILES)
+    assert sorted(name for name in waiting if barriers_in((name,))) == sorted(
+        P2P_FILES + LOW_LATENCY_FILES + TWO_HOP_FILES
+    )

@@ -12,11 +12,13 @@ import pytest
 from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
+from tracekern.viewers.report.headlines import headlines
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 _OF_TOKENS = ("copy_token", "reduce_token", "signal_token", "wait_token", "wait_result")
 _OF_VARIANT = {
     "low_latency": ("copy_token", "reduce_token", "signal_count", "wait_count", "wait_results"),
+    "two_hop": ("copy_to_ring", "signal_tail", "wait_tail", "forward_token", "receive_token", "return_credit"),
     "pipelined": ("copy_row", "reduce_token", "signal_row", "wait_row", "wait_partial"),
 }
 _OF_INT4_STEPS = ("stage", "park", "load_b", "decode", "multiply")
@@ -63,3 +65,17 @@ def test_the_walk_tells_what_the_same_capture_shows_without_alignment():
     assert figures <= set(re.findall(r"\d+(?:,\d{3})*", walk))
     for name, arrows in (("trace", len(took)), ("unaligned", len(took) - backwards)):
         assert TraceProcessor(directory / f"{name}.pftrace.gz").query("select count(*) from flow") == [(arrows,)]
+
+
+def test_of_the_slow_node_of_two_hops_the_report_says_what_the_page_does():
+    findings = tracekern.analyze(tracekern.load(TRACES / "h200_two_hop"))
+    page = (TRACES.parent / "docs" / "two_hop.md").read_text()
+    verdict = next(line.text for line in headlines(findings) if line.word == "verdict")
+    assert verdict.startswith("Kernels of rank 5 begin 309 us after its peers")
+    assert "begin 309 us after its peers" in page
+    for shorter in re.findall(r"up to (\d+\.\d+ ms \(\d+ %\)) shorter", verdict):
+        assert shorter in page
+    fullest, driest = findings.full_rings[0], max(ring.dry_ns / ring.kernels_ns for ring in findings.dry_rings)
+    assert (fullest.sender, fullest.receiver, round(100 * fullest.share)) == (1, 1, 71)
+    assert f"for {100 * fullest.share:.0f} % of the time of rank 1's kernels" in page
+    assert f"dry for up to {100 * driest:.0f} %" in page

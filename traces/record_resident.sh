@@ -1,9 +1,9 @@
 #!/bin/sh
-# Records traces/h200_resident and traces/h100_low_latency, or what the GPU is: eight ranks resident on one GPU, rank 3
-# of which begins each call 300 us late, with the machine and the date beside it. Run behind `make gpu-check`, which
-# builds.
+# Records traces/h200_resident, traces/h200_low_latency and traces/h200_two_hop, or what the GPU is: eight ranks resident
+# on one GPU, one of which is 300 us late in each call, with the machine and the date beside it. Run behind
+# `make gpu-check`, which builds.
 #
-#   traces/record_resident.sh [DIRECTORY]     also records the first run in turns, into DIRECTORY
+#   traces/record_resident.sh [resident] [low_latency] [two_hop]     all of them where none is named
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -13,25 +13,32 @@ driver=$(nvidia-smi --id=0 --query-gpu=driver_version --format=csv,noheader)
 versions=$($python -c 'import torch; print(f"CUDA {torch.version.cuda}, torch {torch.__version__}")')
 card=$(echo "$gpu" | sed -E 's/^NVIDIA ([A-Z0-9]+).*/\1/' | tr 'A-Z' 'a-z')
 late="--late-rank 3 --late-us 300 --backend cuda"
-balanced="run moe --variant balanced --ranks 8 --tokens 32 --hidden 7168 --experts 64 --topk 4 --even --routing uniform \
+balanced_run="run moe --variant balanced --ranks 8 --tokens 32 --hidden 7168 --experts 64 --topk 4 --even --routing uniform \
 --seed 7 --blocks 8 --warps 8 --iterations 4 $late"
-low_latency="run moe --variant low_latency --ranks 8 --tokens 8 --hidden 2048 --experts 32 --topk 6 --iterations 3 $late"
+low_latency_run="run moe --variant low_latency --ranks 8 --tokens 8 --hidden 2048 --experts 32 --topk 6 --iterations 3 $late"
+two_hop_run="run moe --variant two_hop --nodes 2 --ranks 8 --tokens 64 --hidden 7168 --experts 64 --topk 8 --even \
+--routing uniform --channels 2 --nvl-send 2 --nvl-recv 8 --rdma-send 2 --rdma-recv 8 --iterations 6 --late-rank 5 \
+--late-us 300 --backend cuda"
 export CUDA_VISIBLE_DEVICES=0
 
-record() { # DIRECTORY COMMAND
-    rm -rf "$1"
-    $python -m tracekern $2 -o "$1"
-    cat > "$1/README.md" <<END
+record() { # NAME COMMAND WHO_IS_LATE
+    directory=traces/${card}_$1
+    rm -rf "$directory"
+    $python -m tracekern $2 -o "$directory"
+    cat > "$directory/README.md" <<END
 Made by \`traces/record_resident.sh\` on $(date -u +%Y-%m-%d): one $gpu, driver $driver, $versions.
 
-    tracekern $2 -o $1
+    tracekern $2 -o $directory
 
-Eight ranks are resident on the GPU side by side, and rank 3 begins each call 300 us later than the others. Open
-\`trace.pftrace.gz\` with \`tracekern open\`, or ask who was late: \`tracekern report $1\`.
+Eight ranks are resident on the GPU side by side, and $3. Open
+\`trace.pftrace.gz\` with \`tracekern open\`, or ask who was late: \`tracekern report $directory\`.
 The ranks share one GPU and one clock: order and causes hold, and durations are those of an eighth of a GPU without links.
 END
 }
 
-record "traces/${card}_resident" "$balanced"
-record "traces/${card}_low_latency" "$low_latency"
-[ -z "$1" ] || $python -m tracekern $balanced --torch-profiler -o "$1"
+begins_late="rank 3 begins each call 300 us later than the others"
+resident() { record resident "$balanced_run" "$begins_late"; }
+low_latency() { record low_latency "$low_latency_run" "$begins_late"; }
+two_hop() { record two_hop "$two_hop_run" "rank 5 begins each dispatch 300 us late, so its forwarders do"; }
+
+for which in ${*:-resident low_latency two_hop}; do $which; done

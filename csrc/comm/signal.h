@@ -163,9 +163,9 @@ wait_at_least(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch
     return wait_until<kChannel, kScope>(warp, comm, flag, epoch, least, wait_for);
 }
 
-// Waits until *flag carries `epoch`.
-template <auto kChannel, class Comm>
-TK_DEVICE WaitResult wait(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, WaitFor wait_for) {
+// Waits until *flag carries `epoch`. For: WaitFor, or RingWait where it says how far a ring has come.
+template <auto kChannel, class Comm, class For>
+TK_DEVICE WaitResult wait(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, const For& wait_for) {
     return wait_until<kChannel, Scope::ranks>(warp, comm, flag, epoch, 0, wait_for);
 }
 
@@ -236,22 +236,22 @@ wait_any(Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t 
 }
 
 // Waits until each of `count` neighbouring flags carries `epoch`, or or_epoch where one is given: a flag may go on to
-// that one before all warps have looked. A lane a flag; calls take(i, value) for each.
-template <auto kChannel, class Comm, class Take, class... Epoch>
+// that one before all warps have looked. A lane a flag; calls take(i, value) for each. The slot of a WaitFor becomes i.
+template <auto kChannel, class Comm, class For, class Take, class... Epoch>
 TK_DEVICE bool wait_all(Warp& warp,
                         const Comm& comm,
                         const uint64_t* flags,
                         uint32_t count,
                         uint64_t epoch,
-                        WaitFor wait_for,
+                        const For& wait_for,
                         Take take,
                         Epoch... or_epoch) {
     perturb(warp);
     uint32_t failures = 0;
     warp.strided(count, [&](uint32_t i) {
         uint64_t started = 0;
-        WaitFor waiting = wait_for;
-        waiting.slot = i;
+        For waiting = wait_for;
+        if constexpr (std::is_same_v<For, WaitFor>) waiting.slot = i;
         for (uint32_t spins = 0;;) {
             const uint64_t seen = look_at<kChannel>(flags + i);
             if (is_wanted<kChannel>(seen, epoch) || (... || (flag_epoch(seen) == or_epoch))) {

@@ -8,7 +8,8 @@
 //   transport=mapped|far   far: nodes reach each other over a transport that delays and shuffles what is put
 //   traffic=drawn|hub      see two_hop_stress_plan.hpp
 //   leaves=RANK            that rank never dispatches its last call
-//   trace, timeout_ms, absent, plant, abort_at, delays     see low_latency_stress.cpp and stress_cpu.hpp
+//   graph=on               dispatch is launched behind each notify as in a graph, whatever came of it; else now and
+//   then trace, timeout_ms, absent, plant, abort_at, delays     see low_latency_stress.cpp and stress_cpu.hpp
 //
 // A call is notify, the counts that a second thread of the host finds meanwhile, and dispatch. Token counts, choices
 // and values change in every call. Rings may be shorter than the proved least, to see them hang.
@@ -68,13 +69,15 @@ public:
             const TwoHopOracle oracle(options_.config, inputs_[i], rank());
             TwoHopCall call = begin_call(inputs_[i][rank()]);
             call.expert_alignment = random() % 2 ? 1 : 1 + static_cast<uint32_t>(random() % 8);
+            // In graphs nobody looks between the two: there is room for whatever may come.
+            const bool is_graph = options_.always_graph || random() % 4 == 0;
+            const MoeShape& shape = options_.config.shape;
+            if (is_graph) {
+                call.recv_capacity = shape.num_ranks * shape.max_tokens;
+                call.forward_capacity = options_.config.num_nodes * shape.max_tokens;
+            }
             const std::optional<RecvCounts> counts = notify(call, i);
             if (!notify_trace_.region.is_whole()) end_at_once(4);
-            // In graphs nobody looks between the two: there is room for whatever may come.
-            const bool is_graph = random() % 4 == 0;
-            const MoeShape& shape = options_.config.shape;
-            call.recv_capacity = shape.num_ranks * shape.max_tokens;
-            call.forward_capacity = options_.config.num_nodes * shape.max_tokens;
             if (!is_graph) {
                 if (comm_.failed()) return fault();
                 if (!counts) end_at_once(1);
@@ -86,11 +89,17 @@ public:
             if (!dispatch_trace_.region.is_whole()) end_at_once(4);
             if (comm_.failed()) return fault();
             if (!counts || !is_right(*counts, oracle.counts(call.expert_alignment), i)) end_at_once(1);
+            if (buffer_.take_overflow() != 0) end_at_once(1);
             due_.clear();
             oracle.fill(due_.call);
             const std::string wrong = came_.difference(due_);
             if (!wrong.empty()) {
-                std::fprintf(stderr, "rank %u: wrong %s in call %u\n", rank(), wrong.c_str(), i);
+                std::fprintf(stderr,
+                             "rank %u: wrong %s in call %u of run %s\n",
+                             rank(),
+                             wrong.c_str(),
+                             i,
+                             options_.name.c_str());
                 end_at_once(1);
             }
         }
@@ -99,7 +108,10 @@ public:
 
 private:
     uint32_t rank() const { return comm_.args().rank; }
-    int fault() const { return report_fault(comm_.fault(), kTwoHopStageNames[comm_.fault().stage]); }
+    int fault() const {
+        std::fprintf(stderr, "in run %s\n", options_.name.c_str());
+        return report_fault(comm_.fault(), kTwoHopStageNames[comm_.fault().stage]);
+    }
 
     TwoHopCall begin_call(const TwoHopInput& input) {
         came_.clear();
@@ -138,7 +150,8 @@ private:
         const bool is_right = came.num_recv_tokens == due.num_recv_tokens &&
                               came.num_rdma_recv_tokens == due.num_rdma_recv_tokens &&
                               came.num_recv_tokens_per_expert == due.num_recv_tokens_per_expert;
-        if (!is_right) std::fprintf(stderr, "rank %u: wrong counts in call %u\n", rank(), i);
+        if (!is_right)
+            std::fprintf(stderr, "rank %u: wrong counts in call %u of run %s\n", rank(), i, options_.name.c_str());
         return is_right;
     }
 
@@ -186,9 +199,8 @@ int run(const TwoHopStress& options) {
 
 int run_shape(TwoHopStress& options, const TwoHopNumbers& numbers) {
     options.config = numbers.config();
-    const int code = options.is_far ? run<FarComm>(options) : run<CommArgs>(options);
-    if (code != 0) std::fprintf(stderr, "in shape %sseed %u\n", numbers.text().c_str(), options.seed);
-    return code;
+    options.name = numbers.text() + std::to_string(options.num_calls) + " " + std::to_string(options.seed);
+    return options.is_far ? run<FarComm>(options) : run<CommArgs>(options);
 }
 
 }  // namespace
@@ -210,6 +222,7 @@ int main(int argc, char** argv) {
         options.is_far = choose(name, std::initializer_list<const char*>{"mapped", "far"}) == 1;
     };
     setters["leaves"] = [&](const std::string& value) { options.leaves = StressOptions::number(value); };
+    setters["graph"] = [&](const std::string& value) { options.always_graph = value == "on"; };
     setters["traffic"] = [&](const std::string& name) {
         options.traffic = static_cast<Traffic>(choose(name, kTrafficNames));
     };

@@ -42,14 +42,19 @@ public:
         for (Tensor& tensor : tensors_) memset(tensor.memory.data(), 0xff, tensor.num_bytes());
     }
 
-    // The first tensor and byte that differ; "" where none does.
-    std::string difference(const TwoHopOutputs& other) const {
+    // The tensors that differ, and the first word of each that does; "" where none does.
+    std::string difference(const TwoHopOutputs& due) const {
+        std::string found;
         for (size_t i = 0; i < tensors_.size(); ++i) {
-            const char *own = tensors_[i].bytes(), *others = other.tensors_[i].bytes();
-            const auto [at, to] = std::mismatch(own, own + tensors_[i].num_bytes(), others);
-            if (at != own + tensors_[i].num_bytes()) return tensors_[i].name + (" byte " + std::to_string(at - own));
+            const Tensor& other = due.tensors_[i];
+            if (memcmp(tensors_[i].memory.data(), other.memory.data(), other.num_bytes()) == 0) continue;
+            const std::vector<uint32_t> own = tensors_[i].words(), wanted = other.words();
+            const auto at = std::mismatch(own.begin(), own.end(), wanted.begin());
+            const auto word = std::to_string(at.first - own.begin());
+            found += tensors_[i].name + " word " + word + ": " + std::to_string(*at.first) + " for " +
+                     std::to_string(*at.second) + "; ";
         }
-        return "";
+        return found;
     }
 
 private:
@@ -57,8 +62,12 @@ private:
         std::string name;
         std::vector<Vector16> memory;
 
-        const char* bytes() const { return reinterpret_cast<const char*>(memory.data()); }
         size_t num_bytes() const { return memory.size() * sizeof(Vector16); }
+        std::vector<uint32_t> words() const {
+            std::vector<uint32_t> words(num_bytes() / sizeof(uint32_t));
+            memcpy(words.data(), memory.data(), num_bytes());
+            return words;
+        }
     };
 
     template <class T>

@@ -21,10 +21,12 @@ inline constexpr const char* kTrafficNames[] = {"drawn", "hub"};
 
 struct TwoHopStress {
     TwoHopConfig config;
+    std::string name;  // its arguments
     CpuExecutor executor;
     bool is_far = false;  // nodes reach each other over a transport that shuffles
     Traffic traffic = Traffic::drawn;
     uint32_t leaves = ~0u;
+    bool always_graph = false;
     uint32_t num_calls;
     uint32_t seed;
     StressOptions stress;

@@ -150,10 +150,7 @@ def moe(
     context: typer.Context,
     output: _Output = None,
     ranks: Annotated[int, typer.Option(help="Ranks: on a GPU each, all on one, or simulated on the CPU.")] = 8,
-    variant: Annotated[
-        str,
-        typer.Option(help="A variant of a kernel family, or all: one after the other."),
-    ] = "balanced",
+    variant: Annotated[str, typer.Option(help="A variant of a kernel family, or all: in turn.")] = "balanced",
     tokens: Annotated[int, typer.Option(help="Most tokens of a rank.")] = 64,
     hidden: Annotated[int, typer.Option(help="Elements of a token.")] = 2048,
     experts: Annotated[int, typer.Option(help="Experts of all ranks together.")] = 64,
@@ -177,6 +174,12 @@ def moe(
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
+    nodes: Annotated[int, typer.Option(help="Nodes that two_hop splits the ranks into; 0: two, or more.")] = 0,
+    channels: Annotated[int, typer.Option(help="Channels of two_hop; 0: 2 on the CPU, on a GPU up to 10.")] = 0,
+    nvl_send: Annotated[int, typer.Option(help="Tokens of a chunk of two_hop within a node.")] = 0,
+    nvl_recv: Annotated[int, typer.Option(help="Slots of its rings there.")] = 0,
+    rdma_send: Annotated[int, typer.Option(help="Tokens of a chunk of two_hop to another node.")] = 0,
+    rdma_recv: Annotated[int, typer.Option(help="Slots of its rings there: whole chunks, at least 6 more.")] = 0,
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
     torch_profiler: _TorchProfiler = False,
@@ -189,21 +192,34 @@ def moe(
 
     reduce and pipelined add up at the experts' ranks: their reference does so in the same order.
     """
-    from tracekern.moe.options import MoeRun
-
     _check_torch()
-    given = _fields_of_run(context.params)
-    with _naming_options(context):
-        given["family_options"] = _parse_options(option or [], dispatch_dtype=dispatch_dtype)
-        plans = _plans_of_all(given) if variant == "all" else [MoeRun(**given)]
+    plans = _plans_of(context)
     if sweep_blocks and output is not None:
         raise BadInput(
             "--sweep-blocks makes no capture; leave -o out, and record a run with the --blocks that it names"
         )
-    _check_capture(given["trace"], output, torch_profiler)
+    _check_capture(trace and not sweep_blocks, output, torch_profiler)
     note_dead_runs()
     with _sigterm_as_interrupt() as terminated:
         _tell(_run_all(plans, output, as_json, terminated), as_json)
+
+
+def _plans_of(context: typer.Context) -> list[MoeRun]:
+    """Returns the runs that the command asks for. Raises BadInput."""
+    from tracekern.moe.options import MoeRun
+
+    given = _fields_of_run(context.params)
+    with _naming_options(context):
+        given["family_options"] = _parse_options(context.params["option"] or [], **_options_with_flags(context.params))
+        return _plans_of_all(given) if context.params["variant"] == "all" else [MoeRun(**given)]
+
+
+def _options_with_flags(params: dict[str, Any]) -> dict[str, str]:
+    """Returns the options of families that have a flag of their own, as they were typed; "" for none."""
+    from tracekern.moe.families import all_options
+
+    given = {option.name: params[option.name] for option in all_options() if option.name in params}
+    return {name: str(value or "") for name, value in given.items()}
 
 
 def _fields_of_run(params: dict[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,9 @@ class Communicator:
         *,
         values: Mapping[str, str] | None = None,
         first_epoch: int | None = None,
+        roles: Sequence[str] = (),
+        rings: Sequence[str] = (),
+        peers: int = 0,
     ) -> int:
         """Names kernels that use this communicator and the channels that they wait on, for the text of a CommTimeout.
 
@@ -149,14 +152,17 @@ class Communicator:
                 their complement.
             first_epoch: The epoch of the first call, if each call has the epoch after that of the call before. The text
                 then says "call 3" and not the epoch.
+            roles: Of the warps that wait for a position in a ring, by RingWait::role.
+            rings: By RingWait::ring.
+            peers: Ranks of a node, where the text is to name the node of a rank.
 
         Returns:
             The number of the first stage, which is CommArgs::first_stage of these kernels.
         """
         entry: dict[str, Any] = {"stages": list(stages), "channels": list(channels)}
-        for key, given in (("slots", slots), ("values", values)):
-            if given:
-                entry[key] = dict(given)
+        names: dict[str, Any] = {"slots": slots and dict(slots), "values": values and dict(values)}
+        names |= {"roles": list(roles), "rings": list(rings), "peers": peers}
+        entry |= {key: given for key, given in names.items() if given}
         if first_epoch is not None:
             entry["first_epoch"] = first_epoch
         for known in self._users:

@@ -54,12 +54,13 @@ _GRID = "grid"
 def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     """Parses a record, of this version or the first, and names its numbers. Returns None if there is no fault.
 
-    Of a wait for a position in a ring there are also wanted_value, role and ring (numbers from 0), head and tail.
+    Of a wait for a position in a ring there are also wanted_value, role and ring (numbers from 0; role_name and
+    ring_name where these are known), head and tail.
 
     names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels and "first_epoch"
     is the epoch of its first barrier. "kernels" has one entry for each user of the communicator: "first_stage";
     "stages", the user's kernels; "channels", which are numbered after the communicator's; and it may have "slots",
-    "values" and "first_epoch" (Communicator.add_kernels()).
+    "values", "first_epoch", "roles", "rings" and "peers" (Communicator.add_kernels()).
     """
     record = np.frombuffer(raw.ljust(FAULT_RECORD.itemsize, b"\0"), FAULT_RECORD)[0]
     cause = int(record["cause"])
@@ -84,7 +85,8 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
         **({"slot_name": slot_name} if slot_name else {}),
         **{key: int(record[key]) for key in _COUNTS},
         **_decode_flags(record, channel, user),
-        **_decode_ring(record),
+        **_decode_ring(record, user),
+        **({"node": int(record["peer"]) // user["peers"]} if user.get("peers") else {}),
         "aborted_by": (aborted_by & ~INTERRUPTED) - 1,
         "was_interrupted": bool(aborted_by & INTERRUPTED),
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
@@ -110,21 +112,26 @@ def _decode_flags(record: Any, channel: str, user: dict[str, Any]) -> dict[str, 
     return decoded
 
 
-def _decode_ring(record: Any) -> dict[str, int]:
+def _decode_ring(record: Any, user: dict[str, Any]) -> dict[str, Any]:
     if not record["version"] or not record["ring"]:
         return {}
     counted_from_1 = {key: int(record[key]) - 1 for key in ("role", "ring")}
-    return {**counted_from_1, **{key: int(record[key]) for key in _RING_COUNTS}}
+    names = {
+        f"{key}_name": str(user[f"{key}s"][number])
+        for key, number in counted_from_1.items()
+        if number < len(user.get(f"{key}s", ()))
+    }
+    return {**counted_from_1, **names, **{key: int(record[key]) for key in _RING_COUNTS}}
 
 
 def describe_fault(fault: dict[str, Any]) -> str:
     """Returns one line: who waited for whom, in which kernel, for what, and what was there instead."""
     who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
-    peer = f"rank {fault['peer']}"
+    peer = f"rank {fault['peer']}" + (f" of node {fault['node']}" if "node" in fault else "")
     waited, what = f"after {duration(fault['waited_ns'])}", describe_wanted(fault)
     trapped = "; the kernel trapped: this process can no longer use its device" if fault["on_timeout"] == "trap" else ""
     if fault["cause"] != "peer_aborted":
-        return f"{who} gave up on {peer} {waited}; {what}; see what {peer} was doing{trapped}"
+        return f"{who} gave up on {peer} {waited}; {what}; see what rank {fault['peer']} was doing{trapped}"
     why = "was interrupted (Ctrl-C)" if fault.get("was_interrupted") else "gave up"
     if has_not_waited(fault):
         return f"{who} stopped before it waited for anything: rank {fault['aborted_by']} {why} before{trapped}"
@@ -153,8 +160,10 @@ def describe_wanted(fault: dict[str, Any]) -> str:
     has = f"has {what} of {unit} {seen}" if seen or (unit == "epoch" and value) else "nothing has come"
     if "ring" not in fault:
         return f"{place}: wanted {unit} {fault[f'wanted_{unit}']}, {has}"
-    ring = f"ring {fault['ring']} of role {fault['role']} is at head {fault['head']}, tail {fault['tail']}"
-    return f"{place}: wanted {fault['wanted_value']} of {unit} {fault[f'wanted_{unit}']}, {has}; {ring}"
+    whose = fault.get("role_name", f"role {fault['role']}")
+    ring = f"ring {fault.get('ring_name', fault['ring'])} of {whose} is at head {fault['head']}, tail {fault['tail']}"
+    position = f"{fault['wanted_value']} of " if fault["wanted_value"] else ""
+    return f"{place}: wanted {position}{unit} {fault[f'wanted_{unit}']}, {has}; {ring}"
 
 
 def _name_of(names: Sequence[Any], number: int) -> str:

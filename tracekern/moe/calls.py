@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -31,7 +32,7 @@ AfterStage = Callable[[str], None]
 
 
 class Start(Protocol):
-    """Starts a call, and returns where its result will be: `out` if given."""
+    """Starts a call, and returns where its result will be: `out` if given, which Family.count_wrong rules out."""
 
     def __call__(
         self,
@@ -39,7 +40,7 @@ class Start(Protocol):
         capture: Capture | None,
         out: torch.Tensor | None = None,
         after_stage: AfterStage | None = None,
-    ) -> torch.Tensor: ...
+    ) -> Any: ...
 
 
 class Variant(NamedTuple):
@@ -90,15 +91,15 @@ class Calls:
         for batches in self._drawn(self._options.iterations):
             outputs = [self._timed(batch) for batch in [batch.to(self._backend) for batch in batches]]
             self.num_tokens += sum(batch.num_tokens for batch in batches)
-            self.wrong_elements += sum(map(self._count_wrong, batches, outputs))
+            self.wrong_elements += sum(map(self._count_wrong, itertools.count(self.num_checked), batches, outputs))
             self.num_checked += len(batches)
 
-    def _call(self, batch: Batch, capture: Capture | None) -> torch.Tensor:
+    def _call(self, batch: Batch, capture: Capture | None) -> Any:
         out = self._variant.start(batch, capture)
         self._variant.finish()
         return out
 
-    def _timed(self, batch: Batch) -> torch.Tensor:
+    def _timed(self, batch: Batch) -> Any:
         started = time.perf_counter()
         capture, name = self._capture, f"{self._options.variant} call"
         with capture.range(name) if capture is not None else contextlib.nullcontext():
@@ -128,25 +129,30 @@ class Calls:
     @property
     def _num_at_once(self) -> int:
         """Returns how many batches, and their results, may be held."""
-        shape = self._options.shape
-        return max(1, min(BATCHES_BYTES // (2 * shape.row_bytes), BATCHES_TOKENS) // shape.max_tokens)
+        shape, family = self._options.shape, FAMILY_OF.get(self._options.variant)
+        rows = shape.max_tokens * (shape.num_ranks if family and family.count_wrong else 1)
+        return max(1, min(BATCHES_BYTES // (2 * shape.row_bytes), BATCHES_TOKENS) // rows)
 
-    def _draw(self, iteration: int) -> Batch:
+    def _draw(self, iteration: int, rank: int | None = None) -> Batch:
+        """Returns the batch of a rank, by default of this one."""
         options = self._options
         return draw_batch(
             options.shape,
             seed=options.seed,
-            rank=self._rank,
+            rank=self._rank if rank is None else rank,
             iteration=iteration,
             routing=options.routing,
             uneven=options.uneven,
         )
 
-    def _count_wrong(self, batch: Batch, out: torch.Tensor) -> int:
-        variant, family = self._options.variant, FAMILY_OF.get(self._options.variant)
+    def _count_wrong(self, iteration: int, batch: Batch, out: Any) -> int:
+        options, variant = self._options, self._options.variant
+        family = FAMILY_OF.get(variant)
+        if family and family.count_wrong:
+            batches = [self._draw(iteration, rank) for rank in range(options.ranks)]
+            return family.count_wrong(out, batches, self._rank, options.shape, self._variant.options)
         batch = batch.to(self._reference_device)
-        if family:
-            options = self._options
+        if family and family.expected:
             wanted = family.expected(variant, batch, self._experts, options.shape, options.family_options)
         else:
             wanted = reference(batch, self._experts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekern import _C
@@ -40,8 +40,8 @@ class CallPipeline(Protocol):
         out: torch.Tensor | None = None,
         capture: Capture | None = None,
         after_stage: Callable[[str], None] | None = None,
-    ) -> torch.Tensor:
-        """Starts the call; returns its result."""
+    ) -> Any:
+        """Starts the call; returns its result, [num_tokens, hidden] unless Family.count_wrong is for another one."""
 
     def synchronize(self) -> None:
         """Waits for this rank's calls."""
@@ -98,10 +98,14 @@ class Family:
     name: str
     make_pipeline: Callable[..., CallPipeline]
     """Takes (group, shape, variant), timeout_s, num_blocks, warps_per_block, backend and the family's options."""
-    expected: Callable[[str, Batch, Experts, MoeShape, dict[str, int]], torch.Tensor]
-    """Returns the result that a variant with these options promises bit by bit, [num_tokens, hidden]."""
+    expected: Callable[[str, Batch, Experts, MoeShape, dict[str, int]], torch.Tensor] | None
+    """Returns the result that a variant with these options promises bit by bit, [num_tokens, hidden]; None where
+    count_wrong knows it."""
     reference_name: Callable[[str], str]
-    """Name of the plain torch function that computes `expected`."""
+    """Name of the plain torch function that computes what is promised."""
+    count_wrong: Callable[[Any, Sequence[Batch], int, MoeShape, dict[str, int]], int] | None = None
+    """Returns how many elements of a result are wrong, where calls return what came from other ranks. Takes the result,
+    the batches of all ranks, the rank, and the options that were chosen."""
     sent_events: frozenset[str] = frozenset()
     """Names of events with one span for each row that a rank sends."""
     received_events: frozenset[str] = frozenset()
@@ -110,6 +114,10 @@ class Family:
     """Returns why the family's kernels do not take a shape with these options; "" if they do."""
     tensor_bytes: Callable[[MoeShape], int] = lambda shape: 0
     """Returns the bytes of the tensors that a call allocates on a rank, besides its result."""
+    heap_options: Callable[[MoeShape, dict[str, int]], dict[str, int]] = lambda shape, options: {}
+    """Returns the native options that the size of the heap follows from; each of the others counts as 1."""
+    queue_options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of make_pipeline for calls that are queued on the device, whose host must not wait in between."""
     takes_stage_blocks: bool = False
     """Whether kernels of a call may have different numbers of blocks."""
     stages: dict[str, tuple[str, ...]] | None = None
@@ -125,9 +133,9 @@ class Family:
         """Returns the options that this variant takes."""
         return [option for option in self.options if variant in option.variants]
 
-    def memory(self, variant: str, shape: MoeShape) -> tuple[int, int]:
+    def memory(self, variant: str, shape: MoeShape, options: dict[str, int]) -> tuple[int, int]:
         """Returns the bytes of a rank's part of the symmetric heap, and the most that its pipeline uses besides."""
-        kind = {"variant": variant, **dict.fromkeys(self._facts.options, 1)}
+        kind = {"variant": variant, **dict.fromkeys(self._facts.options, 1), **self.heap_options(shape, options)}
         sizes = {name: getattr(shape, name) for name in ("num_ranks", "max_tokens", "num_experts", "topk", "hidden")}
         about = {**sizes, "dtype": shape.dtype, **kind}
         return self._facts.heap_bytes(**about), self._facts.own_bytes(**about) + self.tensor_bytes(shape)

@@ -32,15 +32,19 @@ def describe(
     events: str,
     settings: Mapping[str, Any],
     bytes_of: Mapping[str, int | tuple[int, str]] | None = None,
+    initial: Mapping[str, int] | None = None,
     **told: Any,
 ) -> str:
     """Returns the event table of kernels with what it cannot know itself: see tracekern/dump/event_table.py.
 
-    bytes_of: event -> the bytes that a span moves or announces, or as many for each that a field counts. told:
-    more of the table: `left_out`, `groups`, `group_field`.
+    bytes_of: event -> the bytes that a span moves or announces, or as many for each that a field counts. initial:
+    channel -> what it holds before any signal. told: more of the table: `left_out`, `groups`, `group_field`.
     """
     table = json.loads(events) | {"settings": dict(settings)} | told
     for event in table["events"]:
+        channel = event["channel"].split()
+        if initial and channel and channel[0] in initial:
+            event["channel"] = " ".join([*channel[:2], f"initial={initial[channel[0]]}", *channel[2:]])
         num_bytes = (bytes_of or {}).get(event["name"], 0)
         event["bytes"], event["bytes_of"] = num_bytes if isinstance(num_bytes, tuple) else (num_bytes, "")
     return json.dumps(table)

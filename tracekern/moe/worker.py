@@ -107,12 +107,12 @@ def _run_rank(options: MoeRun) -> RankReport:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if options.sweep_blocks:
         return _sweep(options, group, backend)
+    is_host_driven = backend == "cpu" if options.host_driven is None else options.host_driven
     try:
-        variant = _prepare(options, group, backend)
+        variant = _prepare(options, group, backend, is_host_driven)
     except BadInput as error:
         raise _NoRoom(str(error)) if is_resident else error from None
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
-    is_host_driven = backend == "cpu" if options.host_driven is None else options.host_driven
     make_calls = Calls if is_host_driven else CallsBackToBack
     with _capture(options, directory, variant.comm) as capture:
         enter(RUN)
@@ -162,7 +162,9 @@ def _checked(options: MoeRun, rank: int, wrong: int, num_checked: int) -> RankRe
 def _why_no_room(options: MoeRun) -> str:
     """Returns what memory this host lacks for a run on the CPU backend; "" if there is room."""
     family = FAMILY_OF.get(options.variant)
-    heap_bytes, own_bytes = family.memory(options.variant, options.shape) if family else (0, 0)
+    heap_bytes, own_bytes = (0, 0)
+    if family is not None:
+        heap_bytes, own_bytes = family.memory(options.variant, options.shape, options.family_options)
     kind, has_regions = EXPERT_KINDS[options.expert], options.variant == "low_latency"
     own_bytes += 2 * kind.tensor_bytes(
         options.shape, options.intermediate, has_regions
@@ -190,7 +192,7 @@ def _choose_backend(options: MoeRun) -> str:
     return "cuda"
 
 
-def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
+def _prepare(options: MoeRun, group: Group, backend: str, is_host_driven: bool = True) -> Variant:
     shape, experts, timeout_s = options.shape, options.draw_experts().to(backend), options.timeout_ms / 1e3
     if options.variant in FAMILY_OF:
         family = FAMILY_OF[options.variant]
@@ -204,6 +206,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
             backend=backend,
             **({"stage_blocks": options.stage_blocks} if options.stage_blocks else {}),
             **options.family_options,
+            **({} if is_host_driven else family.queue_options),
         )
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
 
@@ -212,7 +215,7 @@ def _prepare(options: MoeRun, group: Group, backend: str) -> Variant:
             capture: Capture | None,
             out: torch.Tensor | None = None,
             after_stage: AfterStage | None = None,
-        ) -> torch.Tensor:
+        ) -> Any:
             call = batch.x, batch.topk_idx, batch.topk_weights, experts
             return pipeline(*call, out=out, capture=capture, after_stage=after_stage)
 

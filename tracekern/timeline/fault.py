@@ -9,7 +9,9 @@ from tracekern.dump.fault import describe_wanted, has_not_waited
 from tracekern.timeline.model import Rank
 
 _NUMBERS = ("peer", "slot", "wanted_epoch", "seen_epoch", "seen_value", "waited_ns", "aborted_by")
+_NUMBERS_OF_RING = ("ring", "role", "wanted_value", "head", "tail")
 _TEXTS = ("cause", "kernel", "channel")
+_MORE_TEXTS = ("slot_name", "value_name", "role_name", "ring_name")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def fault_of(rank: Rank) -> Fault | None:
 def _is_sound(fault: dict[str, Any]) -> bool:
     """Returns whether a fault has all that describe_wanted() reads: the reader of dumps has not checked it."""
     numbers = [*_NUMBERS, *(key for key in ("wanted_call", "seen_call", "value") if key in fault)]
-    texts = [*_TEXTS, *(key for key in ("slot_name", "value_name") if key in fault)]
+    numbers += _NUMBERS_OF_RING if "ring" in fault else ()
+    texts = [*_TEXTS, *(key for key in _MORE_TEXTS if key in fault)]
     is_typed = all(type(fault.get(key)) is int for key in numbers) and all(type(fault.get(key)) is str for key in texts)
     is_decoded = ("wanted_call" in fault) == ("seen_call" in fault) and ("value_name" in fault) == ("value" in fault)
     return is_typed and is_decoded

@@ -92,30 +92,40 @@ void bind_two_hop_buffer(pybind11::module_& family) {
         refuse_options_left(options);
         return std::make_unique<Buffer>(comm, config, std::move(backend), first_stage);
     };
-    const auto find_counts = [](const Buffer& buffer, uint64_t ticket) -> py::object {
-        const auto counts = buffer.find_counts(ticket);
+    const auto wait_counts = [](const Buffer& buffer, uint64_t ticket, uint32_t limit_us) -> py::object {
+        const auto counts = [&] {
+            const py::gil_scoped_release release;
+            return buffer.wait_counts(ticket, limit_us);
+        }();
         if (!counts) return py::none();
         return py::make_tuple(
             counts->num_recv_tokens, counts->num_rdma_recv_tokens, counts->num_recv_tokens_per_expert);
+    };
+    const auto notify = [](Buffer& buffer, const TwoHopCall& call, uint64_t descriptor, uint64_t stream) {
+        return buffer.notify(call, descriptor, stream);
+    };
+    const auto dispatch = [](Buffer& buffer, const TwoHopCall& call, uint64_t descriptor, uint64_t stream) {
+        buffer.dispatch(call, descriptor, stream);
     };
     py::class_<Buffer>(family, "Buffer", py::module_local())
         .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Buffer::reset)
         .def_property_readonly("epoch", &Buffer::epoch)
         .def("notify",
-             &Buffer::notify,
+             notify,
              py::call_guard<py::gil_scoped_release>(),
              py::arg("call"),
-             py::arg("trace"),
+             py::arg("descriptor"),
              py::arg("stream") = 0)
         .def("dispatch",
-             &Buffer::dispatch,
+             dispatch,
              py::call_guard<py::gil_scoped_release>(),
              py::arg("call"),
-             py::arg("trace"),
+             py::arg("descriptor"),
              py::arg("stream") = 0)
+        .def("take_overflow", &Buffer::take_overflow)
         // (moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter) of the notify with that ticket, or None.
-        .def("find_counts", find_counts, py::arg("ticket"));
+        .def("wait_counts", wait_counts, py::arg("ticket"), py::arg("limit_us"));
 }
 
 }  // namespace tracekern

@@ -1,6 +1,7 @@
 // One rank's end of two-hop dispatch: state, epochs, each kernel as a launch, and what notify tells the host.
 #pragma once
 
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <thread>
@@ -68,7 +69,17 @@ public:
         epoch_ = next_epoch(epoch_);
     }
 
-    // What notify_dispatch told of that call; none yet. Called from any thread.
+    // What notify_dispatch told of that call, as soon as it has; none within the limit. Called from any thread.
+    std::optional<RecvCounts> wait_counts(uint64_t ticket, uint32_t limit_us) const {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(limit_us);
+        while (true) {
+            if (auto counts = find_counts(ticket)) return counts;
+            if (std::chrono::steady_clock::now() >= until) return std::nullopt;
+            std::this_thread::sleep_for(std::chrono::microseconds(5));
+        }
+    }
+
+    // The same, now.
     std::optional<RecvCounts> find_counts(uint64_t ticket) const {
         HostCounts& told = *args_.host_counts;
         bool is_whole = true;
@@ -84,6 +95,11 @@ public:
         }
         if (!is_whole) return std::nullopt;
         return counts;
+    }
+
+    // Rows of the last call since it was asked before that had memory for fewer; 0: none.
+    uint32_t take_overflow() {
+        return flag_value(__atomic_exchange_n(&args_.host_counts->overflow, 0, __ATOMIC_RELAXED));
     }
 
     // Of the next call, as records keep it.

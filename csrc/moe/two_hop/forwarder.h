@@ -49,7 +49,7 @@ public:
             forward_chunk(sources, chunk);
             turn = (chunk.node + 1) % args_.nodes.num_nodes;
         }
-        // Released: this forwarder reads no ring any more.
+        // Released with its last heads. Nobody needs it to be: these are for tokens that nobody waits to send.
         auto& shared = warp_.template shared<ForwarderShared>();
         signal_block<TwoHopChannel::retired>(warp_, &shared.forward_channel_retired[peer_], context_.epoch, 0);
         return true;
@@ -69,7 +69,7 @@ private:
             const uint32_t node = (args_.node() + i) % args_.nodes.num_nodes, rank = args_.rank_in(node);
             const auto wait_now = [&] {
                 const auto* flag = args_.template own<uint64_t>(args_.meta_flag(channel_, node));
-                const WaitFor whom = wait_for(context_, rank, channel_);
+                const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, 0, 0);
                 return wait<TwoHopChannel::meta>(warp_, context_.comm, flag, context_.epoch, whom);
             };
             if (!record_wait<TwoHopEvent::wait_meta>(context_, wait_now, rank, channel_).ok) return false;
@@ -161,8 +161,12 @@ private:
         };
         const uint32_t head = of_node(sources.head), num_sent = of_node(sources.num_sent);
         const uint32_t first_row = of_node(sources.first_row), left = of_node(sources.left);
-        // The tail says no more than is left, unless a fault was planted.
-        const uint32_t end = chunk.tail - head < left ? chunk.tail : head + left;
+        // Of this chunk alone: its flag may already tell of the one that comes a ring later, if that is the last and
+        // short. Then it has room behind a head in the middle of this chunk, and may overtake those between.
+        const uint32_t chunk_end = head - head % args_.rings.rdma_chunk + args_.rings.rdma_chunk;
+        const uint32_t tail = chunk.tail < chunk_end ? chunk.tail : chunk_end;
+        // It says no more than is left, unless a fault was planted.
+        const uint32_t end = tail - head < left ? tail : head + left;
         const uint32_t room = does_as_published(TwoHopChannel::peer_tail) ? ~0u : args_.rings.nvl_chunk;
         uint32_t position = head, num_handed = 0;
         TK_NO_UNROLL
@@ -221,7 +225,7 @@ private:
             auto* flag = context_.comm.template at<uint64_t>(rank_, args_.peer_tail_flag(channel_, args_.peer()));
             signal_peer<TwoHopChannel::peer_tail>(context_, rank_, flag, tail_);
         }
-        TK_SIGNAL(context_.recorder, TwoHopEvent::signal_head, channel_, node, rank_, head);
+        TK_SIGNAL(context_.recorder, TwoHopEvent::signal_head, channel_, node, peer_, head);
         // Released: this forwarder has read all tokens before `head`, which others may now write over.
         signal_block<TwoHopChannel::forwarded>(warp_, &shared.forward_channel_head[peer_][node], context_.epoch, head);
     }
@@ -248,7 +252,8 @@ public:
             PerLane<uint32_t> least;
             const Looked looked = wait_head(returned, least);
             if (!looked.ok) return false;
-            if (!looked.risen) return true;  // all forwarders have retired
+            TK_TAKE_BACK_IF(context_.recorder, looked.risen == 0, TwoHopEvent::wait_head);
+            if (looked.risen == 0) return true;  // all forwarders have retired
             for (uint32_t nodes = looked.risen; nodes; nodes &= nodes - 1) {
                 const int node = static_cast<int>(first_bit(nodes));
                 return_credit(first_bit(nodes), warp_.shuffle(returned, node), warp_.shuffle(least, node));
@@ -271,15 +276,22 @@ private:
         perturb(warp_);
         const uint32_t peers = args_.nodes.peers;
         uint64_t started = 0;
+        auto slowest = warp_.lanes([&](int lane) { return slowest_forwarder(lane); });
         for (uint32_t spins = 0;;) {
             const uint32_t retired = find_retired();  // first: then the heads are the last ones
-            least = warp_.lanes([&](int lane) { return least_head(lane); });
+            const auto seen = warp_.lanes([&](int lane) { return slowest_forwarder(lane); });
+            least = warp_.lanes([&](int lane) { return seen[lane] / kMaxNodePeers; });
             const uint32_t risen = warp_.ballot([&](int lane) { return least[lane] > returned[lane]; });
             if (risen || retired == (1u << peers) - 1) {
                 warp_.sync();
-                TK_END_IF(true);
+                const int node = static_cast<int>(first_in_turn(risen, 0));
+                TK_END_IF(true,
+                          static_cast<uint32_t>(node),
+                          warp_.shuffle(slowest, node) % kMaxNodePeers,
+                          warp_.shuffle(returned, node) + 1);
                 return {true, risen};
             }
+            slowest = seen;  // it came last
             warp_.relax(spins);
             const RingWait whom = context_.ring_wait(
                 TwoHopRing::rdma, context_.comm.rank, warp_.shuffle(returned, 0), warp_.shuffle(returned, 0));
@@ -291,7 +303,7 @@ private:
                     should_give_up(warp_, context_.comm, channel, whom, spins, context_.epoch, seen, started)};
             };
             if (warp_.once(gives_up)) {
-                TK_END_IF(false);
+                TK_END_IF(false, 0u, 0u, 0u);
                 return {false, 0};
             }
         }
@@ -306,19 +318,19 @@ private:
         });
     }
 
-    // How far all forwarders are with the tokens of lane `lane`'s node. One that has retired has passed all, and its
-    // head says so.
-    TK_DEVICE uint32_t least_head(int lane) const {
+    // The forwarder that is least far with the tokens of lane `lane`'s node: its head, and in the lowest digit its
+    // peer. One that has retired has passed all, and its head says so.
+    TK_DEVICE uint32_t slowest_forwarder(int lane) const {
         if (static_cast<uint32_t>(lane) >= args_.nodes.num_nodes) return 0;
         const auto& shared = warp_.template shared<ForwarderShared>();
-        uint32_t least = kMaxFlagValue;
+        uint32_t slowest = kMaxFlagValue * kMaxNodePeers;
         for (uint32_t peer = 0; peer < args_.nodes.peers; ++peer) {
             const uint64_t flag =
                 look_at<TwoHopChannel::forwarded, Scope::block>(&shared.forward_channel_head[peer][lane]);
-            if (is_wanted<TwoHopChannel::forwarded>(flag, context_.epoch, least)) continue;
-            least = flag_epoch(flag) == context_.epoch ? flag_value(flag) : 0;
+            if (is_wanted<TwoHopChannel::forwarded>(flag, context_.epoch, slowest / kMaxNodePeers)) continue;
+            slowest = (flag_epoch(flag) == context_.epoch ? flag_value(flag) : 0) * kMaxNodePeers + peer;
         }
-        return least;
+        return slowest;
     }
 
     TK_DEVICE void return_credit(uint32_t node, [[maybe_unused]] uint32_t returned, uint32_t head) {

@@ -110,8 +110,8 @@ struct TwoHopLayout {
 struct TwoHopCall {
     uint32_t num_tokens;
     uint32_t expert_alignment;
-    uint32_t recv_capacity;           // rows of recv_x
-    uint32_t forward_capacity;        // rows of send_nvl_head
+    uint32_t recv_capacity;           // rows of recv_x; 0 at a notify that comes before its memory
+    uint32_t forward_capacity;        // rows of send_nvl_head; likewise
     uint64_t ticket;                  // of this notify; host_counts carries it
     const char* x;                    // [token][hidden]
     const float* x_scales;            // [token][scale]
@@ -148,6 +148,7 @@ struct TwoHopState {
 struct HostCounts {
     uint64_t moe_recv_counter;
     uint64_t moe_recv_rdma_counter;
+    uint64_t overflow;                    // of the last call that brings more rows than there is memory for
     uint64_t moe_recv_expert_counter[1];  // [local expert]
 
     static constexpr uint64_t bytes(uint32_t num_local_experts) {

@@ -18,8 +18,9 @@
 
 namespace tracekern {
 
+// Waits that gave up, of each hop in a word of its own: a warp may be at the second while another reads the first.
 struct NotifyShared {
-    uint32_t failed;
+    uint32_t first_hop_failures, second_hop_failures;
 };
 
 template <class Rec, class Comm>
@@ -154,8 +155,14 @@ TK_DEVICE void lay_out(TwoHopContext<Rec, Comm>& context) {
         tell(told.moe_recv_expert_counter[expert], aligned);
     });
     warp.leader([&] {
-        tell(told.moe_recv_rdma_counter, forwarded_up_to(num_nodes - 1));
-        tell(told.moe_recv_counter, rows_up_to(args.nodes.num_ranks() - 1));
+        const uint32_t num_forwarded = forwarded_up_to(num_nodes - 1);
+        const uint32_t num_rows = rows_up_to(args.nodes.num_ranks() - 1);
+        const bool is_reserved = call.recv_capacity != 0;
+        if (is_reserved && (num_rows > call.recv_capacity || num_forwarded > call.forward_capacity)) {
+            tell(told.overflow, num_rows > num_forwarded ? num_rows : num_forwarded);
+        }
+        tell(told.moe_recv_rdma_counter, num_forwarded);
+        tell(told.moe_recv_counter, num_rows);
     });
     TK_END(rows_up_to(args.nodes.num_ranks() - 1));
 }
@@ -167,20 +174,25 @@ TK_DEVICE void exchange_counts(TwoHopContext<Rec, Comm>& context) {
     const TwoHopArgs<Comm>& args = context.args;
     const uint32_t num_nodes = args.nodes.num_nodes, peers = args.nodes.peers;
     auto& shared = warp.template shared<NotifyShared>();
-    if (warp.warp == 0) warp.leader([&] { shared.failed = 0; });
+    if (warp.warp == 0) warp.leader([&] { shared = {}; });
     warp.block_sync();
-    const auto note = [&](bool ok) {
-        if (!ok) warp.leader([&] { add_relaxed_block(&shared.failed, 1u); });
+    const auto note = [&](bool ok, uint32_t& failures) {
+        if (!ok) warp.leader([&] { add_relaxed_block(&failures, 1u); });
     };
     for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) { send_counts(context, node); });
-    for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) { note(wait_counts(context, node)); });
+    for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) {
+        note(wait_counts(context, node), shared.first_hop_failures);
+    });
     warp.block_sync();
-    if (shared.failed == 0) {
+    const bool ok = shared.first_hop_failures == 0;
+    if (ok) {
         for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) { send_peer_counts(context, peer); });
-        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) { note(wait_peer_counts(context, peer)); });
+        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) {
+            note(wait_peer_counts(context, peer), shared.second_hop_failures);
+        });
     }
     warp.block_sync();
-    if (warp.warp == 0 && shared.failed == 0) lay_out(context);
+    if (warp.warp == 0 && ok && shared.second_hop_failures == 0) lay_out(context);
 }
 
 // ---- what goes out ----

@@ -49,7 +49,7 @@ private:
         auto start = warp_.lanes([](int) { return 0u; }), end = start;
         const auto wait_for_all = [&](const uint64_t* of_nodes, PerLane<uint32_t>& sums) {
             const auto take = [&](uint32_t i, uint32_t value) { sums[static_cast<int>(i)] = value; };
-            const WaitFor whom = wait_for(context_, rank_, channel_);
+            const RingWait whom = context_.ring_wait(TwoHopRing::nvl, rank_, 0, 0);
             return wait_all<TwoHopChannel::prefix>(
                 warp_, context_.comm, of_nodes, num_nodes, context_.epoch, whom, take);
         };

@@ -85,22 +85,23 @@ TK_DEVICE PerLane<uint32_t> wanted_peers(TwoHopContext<Rec, Comm>& context, uint
     });
 }
 
+// first: token of the channel. What is on record begins at 0, so that nobody is waited for at first.
 template <class Rec, class Comm>
-TK_DEVICE bool wait_sequential_lock(TwoHopContext<Rec, Comm>& context, uint32_t token) {
+TK_DEVICE bool wait_sequential_lock(TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t first) {
     const auto& shared = context.warp.template shared<SenderShared>();
     const auto wait_now = [&] {
         const RingWait whom = context.ring_wait(TwoHopRing::rdma, context.comm.rank, 0, token);
         return wait_at_least<TwoHopChannel::lock, Scope::block>(
             context.warp, context.comm, &shared.rdma_send_next_token_idx, context.epoch, token, whom);
     };
-    return record_wait<TwoHopEvent::wait_sequential_lock>(context, wait_now, context.channel(), token).ok;
+    return record_wait<TwoHopEvent::wait_sequential_lock>(context, wait_now, context.channel(), token - first).ok;
 }
 
 // Released: the next owner finds next_tail, and the copies that this sender has said are done.
 template <class Rec, class Comm>
-TK_DEVICE void pass_sequential_lock(TwoHopContext<Rec, Comm>& context, uint32_t token) {
+TK_DEVICE void pass_sequential_lock(TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t first) {
     auto& shared = context.warp.template shared<SenderShared>();
-    TK_SIGNAL(context.recorder, TwoHopEvent::pass_sequential_lock, context.channel(), token);
+    TK_SIGNAL(context.recorder, TwoHopEvent::pass_sequential_lock, context.channel(), token - first);
     signal_block<TwoHopChannel::lock>(context.warp, &shared.rdma_send_next_token_idx, context.epoch, token);
 }
 
@@ -212,11 +213,11 @@ struct SendTokens {
         TK_NO_UNROLL
         for (; token < range.end; token += kNumSenders) {
             const auto peers = wanted_peers(context, token);
-            if (!wait_sequential_lock(context, token)) return false;
+            if (!wait_sequential_lock(context, token, range.begin)) return false;
             publish_tails(context, copied);  // before the wait for room, which may need this tail
             const auto tail = warp.lanes([&](int lane) { return peers[lane] ? ++shared.next_tail[lane] : 0u; });
             if (!wait_ring_space(context, tail, head)) return false;
-            pass_sequential_lock(context, token + 1);
+            pass_sequential_lock(context, token + 1, range.begin);
 
             warp.each_lane([&](int lane) {
                 if (static_cast<uint32_t>(lane) >= num_nodes) return;
@@ -229,7 +230,7 @@ struct SendTokens {
             TK_END(num_targets);
             copied = tail;
         }
-        return publish_last(context, token, copied);
+        return publish_last(context, token, range.begin, copied);
     }
 
 private:
@@ -237,11 +238,12 @@ private:
     template <class Rec, class Comm>
     TK_DEVICE static bool publish_last(TwoHopContext<Rec, Comm>& context,
                                        uint32_t turn,
+                                       uint32_t first,
                                        const PerLane<uint32_t>& copied) {
         if (does_as_published(TwoHopChannel::ready)) return true;
-        if (!wait_sequential_lock(context, turn)) return false;
+        if (!wait_sequential_lock(context, turn, first)) return false;
         publish_tails(context, copied);
-        pass_sequential_lock(context, turn + 1);
+        pass_sequential_lock(context, turn + 1, first);
         return true;
     }
 };

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
-from tracekern.comm.communicator import Communicator, check_timeout
+from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
+from tracekern.moe.deepep import EventOverlap, Limits, check_flag, check_start, refuse_later
 from tracekern.moe.experts import Experts
 from tracekern.moe.launches import check_capture
 from tracekern.moe.low_latency.checks import (
@@ -19,11 +20,10 @@ from tracekern.moe.low_latency.checks import (
     check_combine,
     check_dispatch,
     check_experts,
-    check_flag,
     check_making,
 )
 from tracekern.moe.low_latency.handle import Dispatched, Handle, Slots
-from tracekern.moe.low_latency.kernels import Kernels, Limits
+from tracekern.moe.low_latency.kernels import Kernels
 from tracekern.moe.low_latency.settings import (
     FACTS,
     FAULT_SLOTS,
@@ -41,12 +41,6 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 Hook = Callable[[], None]
-
-
-class EventOverlap:
-    """What DeepEP returns for a call on a stream of its own. These calls run on the current stream: nothing to wait."""
-
-    def current_stream_wait(self) -> None: ...
 
 
 class Buffer:
@@ -154,7 +148,7 @@ class Buffer:
         """
 
         def check() -> Layout:
-            _refuse_later(
+            refuse_later(
                 cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
                 dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
                 round_scale=round_scale,
@@ -207,7 +201,7 @@ class Buffer:
         import torch
 
         with self._one_call("low_latency_combine"):
-            _refuse_later(
+            refuse_later(
                 use_logfmt=use_logfmt,
                 zero_copy=zero_copy,
                 async_finish=async_finish,
@@ -300,13 +294,7 @@ class Buffer:
     def _check_start(self, with_hook: Any, capture: Any, timeout_s: Any, on_timeout: Any) -> Limits:
         """Checks what both calls take. Returns the limits of the call."""
         check_flag("return_recv_hook", with_hook)
-        check_capture(capture)
-        limits = (
-            self._limits[0] if timeout_s is None else timeout_s,
-            self._limits[1] if on_timeout is None else on_timeout,
-        )
-        check_timeout(*limits)
-        return limits
+        return check_start(self._limits, capture, timeout_s, on_timeout)
 
     def _check_on_all(
         self, what: str, use_fp8: Any, topk_idx: Any, check: Callable[[], Layout], timeout_s: Any
@@ -478,10 +466,3 @@ def _topk_of(topk_idx: Any) -> int:
     """Returns the top-k; -1 for what is no tensor of choices."""
     shape: Any = getattr(topk_idx, "shape", ())
     return int(shape[1]) if len(shape) == 2 else -1
-
-
-def _refuse_later(**arguments: object) -> None:
-    """Raises BadInput for DeepEP's arguments that are not implemented yet."""
-    for name, value in arguments.items():
-        if value is not None and value is not False:
-            raise BadInput(f"{name} is not supported yet; leave it out")

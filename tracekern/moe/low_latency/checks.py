@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import check_choice
 from tracekern.errors import BadInput
-from tracekern.formatting import shown
+from tracekern.moe.deepep import check_aligned, check_flag
 from tracekern.moe.experts import Experts
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import MAX_TOPK, SCALE_GROUP, LaunchShape, Layout
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from tracekern.comm.communicator import Communicator
-
-ALIGNMENT = 16
-"""Tensors begin at multiples of it: kernels move 16 bytes at a time."""
 
 
 def check_making(sizes: dict[str, Any], low_latency_mode: Any, executor: Any) -> dict[str, Any]:
@@ -95,18 +92,6 @@ def _check_expert_rows(comm: Communicator, layout: Layout, name: str, rows: torc
     num_local = layout.num_experts // comm.group.num_ranks
     check_tensor(comm, name, rows, torch.bfloat16, (num_local, layout.num_rows(comm.group.num_ranks), layout.hidden))
     check_aligned(name, rows)
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raises BadInput unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise BadInput(f"{name} is {shown(value)}; wanted True or False")
-
-
-def check_aligned(name: str, tensor: torch.Tensor) -> None:
-    """Raises BadInput for memory that kernels cannot move 16 bytes at a time."""
-    if tensor.data_ptr() % ALIGNMENT:
-        raise BadInput(f"{name} begins at an address that {ALIGNMENT} bytes do not divide; clone() it")
 
 
 def _check_topk_idx(comm: Communicator, shape: LaunchShape, topk_idx: torch.Tensor, num_tokens: int) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.errors import BadInput
+from tracekern.moe.deepep import Limits, address
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
+from tracekern.moe.launch_order import LaunchOrder, native_family
 from tracekern.moe.launches import Launches, describe
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import FACTS, LaunchShape, Layout
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 AfterStage = Callable[[str], None]
-Limits = tuple[float, str]
-"""timeout_s and on_timeout, see Communicator.set_timeout()."""
-
 LEFT_OUT = ["wait_sends", "wait_group", "wait_sub_warps", "wait_grid"]
 """Events that a warp with nothing to do before or behind them records only where a capture wants all detail."""
 _WITHOUT_GROUPS = ("scale_experts", "dequantise")
@@ -61,16 +58,14 @@ class Kernels:
         """first_stage: see Communicator.add_kernels(). limits: of launches that have none of their own. executor: an
         option of the CPU backend. Raises BadInput if this rank cannot run the kernels.
         """
-        self._comm, self._limits = comm, limits
-        self._family = _find_family(comm)
+        self._comm, self._order = comm, LaunchOrder(comm, limits)
+        self._family = native_family(comm, "low_latency")
         self.native = self._make_native(layout, shape, first_stage, executor)
         self._layout, self._shape = layout, shape
         self._described: tuple[bool, int] | None = None
         """use_fp8 and top-k of the calls that launches are described as."""
         self._launches = Launches(comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
         self._expert_kernels: ExpertKernels | None = None
-        self._last_launch: tuple[int, Any, bool] | None = None
-        """Stream, event behind it, and whether they belong to a captured graph."""
 
     def launch(
         self,
@@ -96,7 +91,7 @@ class Kernels:
         self._launches.late_us = late_us
         if capture is not None:
             self._describe(dispatched.use_fp8, dispatched.topk)
-        with self._limited(limits), self._in_order():
+        with self._order.limited(limits), self._order.in_order():
             self._launches.start(stages, run, dispatched.epoch, capture, after_stage)
 
     def _describe(self, use_fp8: bool, topk: int) -> None:
@@ -132,9 +127,9 @@ class Kernels:
             self._expert_kernels.add_to(self._launches)
         tensors = dispatched.tensors
         self._expert_kernels.use(
-            row_counts=_address(tensors["packed_recv_count"]),
-            x_rows=_address(rows if dispatched.use_fp8 else tensors["packed_recv_x"]),  # results replace the former
-            result_rows=_address(rows),
+            row_counts=address(tensors["packed_recv_count"]),
+            x_rows=address(rows if dispatched.use_fp8 else tensors["packed_recv_x"]),  # results replace the former
+            result_rows=address(rows),
         )
 
     def _make_native(self, layout: Layout, shape: LaunchShape, first_stage: int, executor: dict[str, str]) -> Any:
@@ -154,7 +149,7 @@ class Kernels:
 
     def _make_call(self, dispatched: Dispatched, records_idle: bool) -> Any:
         tensors = dispatched.tensors
-        addresses = {name: _address(tensors.get(name)) for name in _TENSORS}
+        addresses = {name: address(tensors.get(name)) for name in _TENSORS}
         topk_idx = tensors["topk_idx"]
         return self._family.Call(
             slot=dispatched.slot,
@@ -164,39 +159,6 @@ class Kernels:
             records_idle=records_idle,
             **addresses,
         )
-
-    @contextlib.contextmanager
-    def _limited(self, limits: Limits | None) -> Iterator[None]:
-        """Sets the time limit of the kernels that are launched inside."""
-        if limits is None or limits == self._limits:
-            yield
-            return
-        self._comm.set_timeout(*limits)
-        try:
-            yield
-        finally:
-            self._comm.set_timeout(*self._limits)
-
-    @contextlib.contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Lets what is launched inside begin after all that was launched before, whatever the stream.
-
-        Inside a graph only launches of the same capture are ordered: a replay is ordered by the stream it runs on.
-        """
-        if self._comm.device.backend == "cpu":
-            yield
-            return
-        import torch
-
-        stream, is_captured = torch.cuda.current_stream(), self._comm.device.streams.is_captured()
-        if self._last_launch is not None:
-            handle, event, was_captured = self._last_launch
-            if handle != stream.cuda_stream and was_captured == is_captured:
-                stream.wait_event(event)
-        yield
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(stream)
-        self._last_launch = stream.cuda_stream, event, is_captured
 
 
 def _event_tables(layout: Layout, shape: LaunchShape, use_fp8: bool, topk: int) -> tuple[str, str]:
@@ -211,16 +173,3 @@ def _event_tables(layout: Layout, shape: LaunchShape, use_fp8: bool, topk: int) 
     told = FACTS.event_table(), layout.workload(use_fp8, topk), bytes_of
     grouped = describe(*told, left_out=LEFT_OUT, groups=shape.num_warp_groups, group_field="responsible_expert_idx")
     return grouped, describe(*told, left_out=LEFT_OUT)
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else int(tensor.data_ptr())
-
-
-def _find_family(comm: Communicator) -> Any:
-    """Returns the native family of the communicator's backend."""
-    if comm.device.backend == "cuda":
-        from tracekern import _cuda
-
-        return _cuda.families["low_latency"]
-    return _C.families["low_latency"]

@@ -7,11 +7,13 @@ however many of the ranks there want it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
 from tracekern.moe.shape import check_range
+
+if TYPE_CHECKING:
+    import torch
 
 NODE_SIZES = (1, 2, 4, 8)
 
@@ -59,21 +61,26 @@ class DispatchLayout:
 def get_dispatch_layout(topk_idx: torch.Tensor, num_experts: int, nodes: Nodes) -> DispatchLayout:
     """Returns where the tokens with these choices go. topk_idx: [num_tokens, topk] int64, -1 for no expert.
 
-    Raises BadInput for experts that there are not, and for a number of experts that ranks cannot share evenly.
+    Raises BadInput for a number of experts that ranks cannot share evenly, and on the CPU for experts that there are
+    not. On a GPU such a choice is none: looking at them would synchronize the stream in every call.
     """
+    import torch
+
     if num_experts < 1 or num_experts % nodes.num_ranks:
         raise BadInput(f"{num_experts} experts on {nodes.num_ranks} ranks; wanted as many on each")
-    if topk_idx.numel() and not -1 <= int(topk_idx.min()) <= int(topk_idx.max()) < num_experts:
+    if topk_idx.device.type == "cpu" and topk_idx.numel():
         low, high = int(topk_idx.min()), int(topk_idx.max())
-        raise BadInput(f"topk_idx has experts {low} to {high}; wanted -1 to {num_experts - 1}")
-    ranks = torch.where(topk_idx >= 0, topk_idx // (num_experts // nodes.num_ranks), nodes.num_ranks)
-    chosen = torch.zeros(len(topk_idx), nodes.num_ranks + 1, dtype=torch.bool, device=topk_idx.device)
-    is_token_in_rank = chosen.scatter_(1, ranks, True)[:, :-1].contiguous()
-    of_experts = torch.bincount(topk_idx[topk_idx >= 0], minlength=num_experts)
+        if not -1 <= low <= high < num_experts:
+            raise BadInput(f"topk_idx has experts {low} to {high}; wanted -1 to {num_experts - 1}")
+    chosen = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, num_experts)  # the last stands for none
+    goes = torch.zeros(len(topk_idx), nodes.num_ranks + 1, dtype=torch.bool, device=topk_idx.device)
+    is_token_in_rank = goes.scatter_(1, chosen // (num_experts // nodes.num_ranks), True)[:, :-1].contiguous()
+    of_experts = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
+    of_experts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen, dtype=torch.int32).flatten())
     return DispatchLayout(
         is_token_in_rank.sum(0, dtype=torch.int32),
         is_token_in_node(is_token_in_rank, nodes).sum(0, dtype=torch.int32),
-        of_experts.to(torch.int32),
+        of_experts[:-1].contiguous(),
         is_token_in_rank,
     )
 
@@ -94,6 +101,8 @@ def channel_prefix_matrix(goes_to: torch.Tensor, num_channels: int) -> torch.Ten
 
     goes_to: [num_tokens, num_targets] bool. Of ranks it is the gbl_channel_prefix_matrix, of nodes the rdma one.
     """
+    import torch
+
     ends = [channel_task_range(len(goes_to), num_channels, channel).stop for channel in range(num_channels)]
     so_far = torch.nn.functional.pad(goes_to.cumsum(0, dtype=torch.int32), (0, 0, 1, 0))
     return so_far[ends].T.contiguous()
@@ -118,6 +127,8 @@ def get_receive_layout(
 
     A rank forwards what its peers on other nodes send to its node; it is a peer itself.
     """
+    import torch
+
     node, peer = divmod(rank, nodes.peers)
     rows = torch.stack([layout.num_tokens_per_rank[rank] for layout in layouts])
     passed = torch.stack([layout.num_tokens_per_rdma_rank[node] for layout in layouts[peer :: nodes.peers]])

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from tracekern.moe.two_hop.handle import Handle, Received
+from tracekern.moe.two_hop.layout import (
+    DispatchLayout,
+    Nodes,
+    channel_prefix_matrix,
+    channel_task_range,
+    get_dispatch_layout,
+    get_receive_layout,
+    is_token_in_node,
+)
 
-from tracekern.moe.two_hop.layout import DispatchLayout, Nodes
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,8 @@ def dispatch_reference(
     rank: int,
 ) -> Delivered:
     """Returns what comes to `rank`. x, topk_idx, topk_weights, layouts: of all ranks."""
+    import torch
+
     experts = num_experts // nodes.num_ranks
     wanted = [layout.is_token_in_rank[:, rank].nonzero().squeeze(1) for layout in layouts]
     chosen = torch.cat([idx[tokens] for idx, tokens in zip(topk_idx, wanted, strict=True)])
@@ -45,3 +58,97 @@ def dispatch_reference(
         torch.where(is_local, weights, 0),
         torch.cat(sources),
     )
+
+
+def received_reference(
+    x: list[torch.Tensor],
+    x_scales: list[torch.Tensor] | None,
+    topk_idx: list[torch.Tensor],
+    topk_weights: list[torch.Tensor],
+    nodes: Nodes,
+    num_experts: int,
+    num_channels: int,
+    rank: int,
+    expert_alignment: int = 1,
+) -> Received:
+    """Returns all that dispatch returns on `rank`, its handle included. Lists: of all ranks, on the CPU."""
+    layouts = [get_dispatch_layout(idx, num_experts, nodes) for idx in topk_idx]
+    about = topk_idx, topk_weights, layouts, nodes, num_experts, rank
+    delivered = dispatch_reference(x, *about)
+    layout = get_receive_layout(layouts, nodes, rank, expert_alignment)
+    return Received(
+        delivered.rows,
+        dispatch_reference(x_scales, *about).rows if x_scales else None,
+        delivered.topk_idx,
+        delivered.topk_weights,
+        list(layout.num_recv_tokens_per_expert),
+        _handle_reference(delivered, layouts, nodes, num_channels, rank),
+    )
+
+
+def _handle_reference(
+    delivered: Delivered, layouts: list[DispatchLayout], nodes: Nodes, num_channels: int, rank: int
+) -> Handle:
+    import torch
+
+    node, peer = divmod(rank, nodes.peers)
+    here = slice(node * nodes.peers, (node + 1) * nodes.peers)
+    own, received = layouts[rank], get_receive_layout(layouts, nodes, rank)
+    forwarded = layouts[peer :: nodes.peers]
+    of_ranks = torch.stack([channel_prefix_matrix(layout.is_token_in_rank, num_channels)[rank] for layout in layouts])
+    starts = torch.nn.functional.pad(of_ranks, (1, 0))[:, :-1]
+    before = torch.nn.functional.pad(received.recv_gbl_rank_prefix_sum, (1, 0))[:-1]
+    wanted = [layouts[source].is_token_in_rank[token, here] for source, token in delivered.source.tolist()]
+    bits = [sum(int(is_wanted) << i for i, is_wanted in enumerate(row)) for row in wanted]
+    meta = torch.stack([delivered.source[:, 0] // nodes.peers, torch.tensor(bits, dtype=torch.int64)], 1)
+    places = []
+    for layout in forwarded:
+        comes = is_token_in_node(layout.is_token_in_rank, nodes)[:, node]
+        places.append(_places(layout.is_token_in_rank[:, here], num_channels)[comes])
+    in_node = is_token_in_node(own.is_token_in_rank, nodes)
+    return Handle(
+        own.is_token_in_rank,
+        channel_prefix_matrix(in_node, num_channels),
+        channel_prefix_matrix(own.is_token_in_rank, num_channels),
+        torch.stack(
+            [
+                channel_prefix_matrix(is_token_in_node(layout.is_token_in_rank, nodes), num_channels)[node]
+                for layout in forwarded
+            ]
+        ),
+        received.recv_rdma_rank_prefix_sum,
+        before[:, None] + starts,
+        received.recv_gbl_rank_prefix_sum,
+        meta.to(torch.int32).view(torch.uint8),
+        _places(in_node, num_channels),
+        torch.cat(places),
+    )
+
+
+def _places(goes_to: torch.Tensor, num_channels: int) -> torch.Tensor:
+    """Returns [num_tokens, num_targets] int32: how many of a channel's earlier tokens go to the target, too, or -1."""
+    import torch
+
+    ranges = [channel_task_range(len(goes_to), num_channels, channel) for channel in range(num_channels)]
+    earlier = [goes_to[tokens.start : tokens.stop].cumsum(0, dtype=torch.int32) - 1 for tokens in ranges]
+    return torch.where(goes_to, torch.cat(earlier), -1)
+
+
+def count_wrong(received: Received, wanted: Received) -> int:
+    """Returns how many elements differ in any bit. Of a tensor of another size or dtype all do."""
+    pairs = [*zip(received.handle, wanted.handle, strict=True)]
+    for name in ("recv_x", "recv_x_scales", "recv_topk_idx", "recv_topk_weights"):
+        pairs.append((getattr(received, name), getattr(wanted, name)))
+    wrong = sum(_num_different(*pair) for pair in pairs)
+    return wrong + int(received.num_recv_tokens_per_expert_list != wanted.num_recv_tokens_per_expert_list)
+
+
+def _num_different(one: torch.Tensor | None, other: torch.Tensor | None) -> int:
+    import torch
+
+    if one is None or other is None:
+        return int(one is not other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return max(1, one.numel(), other.numel())
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    return int((one.cpu().view(bits) != other.cpu().view(bits)).sum())

@@ -59,9 +59,10 @@ def draw(findings: Findings) -> Answer:
             _phase_bars(findings),
             _phase_table(findings),
         ]
-        body += [f"<p>R{escape(describe_ring(ring))[1:]}.</p>" for ring in told_rings(findings)[:_MAX_RINGS]]
     if findings.ring_fills:
         body += ["<h3>How full the rings were</h3>", _fill_table(findings)]
+    else:
+        body += [f"<p>R{escape(describe_ring(ring))[1:]}.</p>" for ring in told_rings(findings)[:_MAX_RINGS]]
     if chains := findings.longest_waits:
         body += ["<h3>The longest waits by phase, and why they lasted</h3>", _chain_table(chains)]
     aside = (

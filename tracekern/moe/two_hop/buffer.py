@@ -1,0 +1,316 @@
+"""DeepEP's Buffer for prefill: dispatch over the ranks of several nodes in two hops, every step on record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tracekern import _C
+from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group, message_timeout_s, require_group
+from tracekern.errors import BadInput
+from tracekern.moe.deepep import EventOverlap, check_start, refuse_later
+from tracekern.moe.two_hop.checks import check_config, check_dispatch, check_making, check_topk_idx
+from tracekern.moe.two_hop.handle import Given, Handle, Received
+from tracekern.moe.two_hop.kernels import Kernels
+from tracekern.moe.two_hop.layout import Nodes, get_dispatch_layout
+from tracekern.moe.two_hop.settings import (
+    FACTS,
+    FAULT_SLOTS,
+    FAULT_VALUES,
+    NODE_PEERS,
+    Config,
+    Layout,
+    recommended_config,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracekern.record.session import Capture
+
+AfterStage = Callable[[str], None]
+
+
+class Buffer:
+    """Dispatch in two hops (csrc/moe/two_hop): once to each node, and there to each rank that wants the token.
+
+    All ranks make it and call it in the same order. Usable from one thread at a time.
+
+    All ranks meet in the first call, and in each whose experts, top-k, hidden, type or Config differ from those of the
+    call before: what is wrong there on one rank raises the same BadInput on all. Other calls are refused on that rank
+    alone, which may repeat them: the others wait for it, and their CommTimeout says what it refused.
+    """
+
+    num_sms = 20
+    """Of get_dispatch_config()."""
+
+    def __init__(
+        self,
+        group: Group | None = None,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        *,
+        num_nodes: int | None = None,
+        num_max_tokens_per_rank: int = 4096,
+        backend: str = "cuda",
+        timeout_s: float = 10.0,
+        on_timeout: str = "raise",
+        executor: str = "fibers",
+    ) -> None:
+        """num_nvl_bytes, num_rdma_bytes: of each rank's part of the symmetric heap, which is one: their sum counts.
+
+        See Config.get_nvl_buffer_size_hint() and get_rdma_buffer_size_hint(); a call that needs more says how many.
+        group: default the ranks of torch.distributed. num_nodes: into which the ranks are split, in their order; None:
+        nodes of 8 ranks. num_max_tokens_per_rank: the most that a rank may bring to a call. num_qps_per_rank: taken for
+        DeepEP's sake. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Collective.
+        Raises BadInput.
+        """
+        self.group = Group.discover() if group is None else group
+        require_group(self.group)
+        self.rank, self.group_size = self.group.rank, self.group.num_ranks
+        if num_nodes is None:
+            num_nodes = max(1, self.group_size // NODE_PEERS)
+        sizes = {
+            "num_nvl_bytes": num_nvl_bytes,
+            "num_rdma_bytes": num_rdma_bytes,
+            "num_qps_per_rank": num_qps_per_rank,
+        }
+        making = sizes, low_latency_mode, executor, num_nodes, num_max_tokens_per_rank
+        self.group.agree("Buffer()", lambda: check_making(self.group_size, *making))
+        self.nodes = Nodes.of(self.group_size, num_nodes)
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        num_bytes = max(num_nvl_bytes + num_rdma_bytes, _C.heap_control_bytes)
+        self.comm = Communicator(self.group, num_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_bytes)
+        self._num_bytes, self._limits = num_bytes, (timeout_s, on_timeout)
+        self._first_stage = self.comm.add_kernels(
+            FACTS.stages,
+            FACTS.channels,
+            FAULT_SLOTS,
+            values=FAULT_VALUES,
+            first_epoch=_C.first_epoch,
+            roles=FACTS.roles,
+            rings=FACTS.rings,
+            peers=self.nodes.peers,
+        )
+        self._executor = {"executor": executor} if backend == "cpu" else {}
+        self._layout: Layout | None = None
+        self._is_destroyed = False
+        self.late_us = 0
+        """How much later than its host this rank's next dispatch kernels begin, to see how the others wait."""
+        self.comm.on_reset(self._forget_calls)
+
+    @classmethod
+    def set_num_sms(cls, new_num_sms: int) -> None:
+        """Sets the blocks of get_dispatch_config(). Raises BadInput."""
+        cls.num_sms = Config(num_sms=new_num_sms).num_sms
+
+    @classmethod
+    def get_dispatch_config(cls, num_ranks: int) -> Config:
+        """Returns the Config that DeepEP recommends for so many ranks, with rings of whole chunks."""
+        return recommended_config(num_ranks, cls.num_sms)
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, EventOverlap]:
+        """Returns where tokens with these choices go, for dispatch().
+
+        topk_idx: [num_tokens, topk] int64, experts of all ranks, -1 for none. The result:
+        (num_tokens_per_rank [num_ranks] int32, num_tokens_per_rdma_rank [num_nodes] int32, num_tokens_per_expert
+        [num_experts] int32, is_token_in_rank [num_tokens, num_ranks] bool, event). A token that goes to several ranks
+        of a node counts once there. Raises BadInput; on a GPU experts that there are not count as none.
+        """
+        refuse_later(
+            previous_event=previous_event, async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream
+        )
+        check_topk_idx(self.comm, topk_idx)
+        layout = get_dispatch_layout(topk_idx, num_experts, self.nodes)
+        return (
+            layout.num_tokens_per_rank,
+            layout.num_tokens_per_rdma_rank,
+            layout.num_tokens_per_expert,
+            layout.is_token_in_rank,
+            EventOverlap(),
+        )
+
+    def dispatch(
+        self,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        handle: Handle | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        *,
+        capture: Capture | None = None,
+        timeout_s: float | None = None,
+        on_timeout: str | None = None,
+        after_stage: AfterStage | None = None,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], Handle, EventOverlap]:
+        """Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event).
+
+        x: [num_tokens, hidden] bf16, or a pair of that in float8_e4m3fn and scales [num_tokens, hidden / 128] fp32;
+        recv_x is alike. Its rows are in the order of the ranks that sent them, and of the tokens there. The next four
+        arguments are what get_dispatch_layout() returns. topk_idx: [num_tokens, topk] int64, topk_weights the same in
+        fp32, or both None; recv_topk_idx counts experts as this rank does, -1 for those of others, whose weights are 0.
+
+        expert_alignment: what the numbers in the list are rounded up to. num_worst_tokens: the rows of all results, of
+        which the first handle.recv_gbl_rank_prefix_sum[-1] are filled; recv_topk_idx is -1 in the others, the list is
+        empty, and the host waits for nothing, which a graph needs. More rows raise BadInput in synchronize().
+        after_stage: told each kernel that was started. Raises BadInput, and CommTimeout if a peer does not arrive.
+        """
+        arguments = {
+            "num_tokens_per_rank": num_tokens_per_rank,
+            "num_tokens_per_rdma_rank": num_tokens_per_rdma_rank,
+            "is_token_in_rank": is_token_in_rank,
+            "num_tokens_per_expert": num_tokens_per_expert,
+            "topk_idx": topk_idx,
+            "topk_weights": topk_weights,
+            "expert_alignment": expert_alignment,
+            "num_worst_tokens": num_worst_tokens,
+        }
+        later = {
+            "previous_event": previous_event,
+            "async_finish": async_finish,
+            "allocate_on_comm_stream": allocate_on_comm_stream,
+        }
+
+        def check() -> tuple[Layout, Given]:
+            refuse_later(**later)
+            _refuse_handle(handle, topk_idx, topk_weights)
+            check_start(self._limits, capture, timeout_s, on_timeout)
+            return self._check(x, config, arguments)
+
+        with self.comm.one_user_call("dispatch"):
+            received = self._dispatch(check, capture, timeout_s, on_timeout, after_stage)
+        return *received.as_returned(), EventOverlap()
+
+    def synchronize(self) -> None:
+        """Waits until this rank's kernels have finished.
+
+        Raises CommTimeout if a peer did not arrive, and BadInput if more rows came than num_worst_tokens.
+        """
+        self.comm.synchronize()
+        if self._layout is not None:
+            self._kernels.check_overflow()
+
+    def reset(self) -> None:
+        """Collective: makes the buffer usable again after a CommTimeout."""
+        self.comm.reset()
+
+    def destroy(self) -> None:
+        """Ends the use of the buffer, whatever state its communicator is in."""
+        with self.comm.one_thread("destroy"):
+            if self.comm.is_usable and not self._is_destroyed:
+                self.comm.synchronize()
+            self._is_destroyed = True
+
+    # ---- layout ----
+
+    def _check(self, x: Any, config: Any, arguments: dict[str, Any]) -> tuple[Layout, Given]:
+        chosen = self.get_dispatch_config(self.group_size) if config is None else config
+        about = self.nodes, self.num_max_tokens_per_rank
+        check_config(chosen, *about, self.comm.device.backend)
+        return check_dispatch(self.comm, *about, chosen, x, arguments)
+
+    def _dispatch(
+        self,
+        check: Callable[[], tuple[Layout, Given]],
+        capture: Capture | None,
+        timeout_s: float | None,
+        on_timeout: str | None,
+        after_stage: AfterStage | None,
+    ) -> Received:
+        if self._is_destroyed:
+            raise BadInput("the buffer was destroyed; make another one")
+        given = self._check_on_all(check, timeout_s)
+        limits = check_start(self._limits, capture, timeout_s, on_timeout)
+        board, number = self.comm.board, self.comm.board.num_calls
+        board.begin_call(number, f"dispatch with {self._layout}")
+        try:
+            return self._kernels.dispatch(given, capture, limits, self.late_us, after_stage)
+        except BaseException:
+            if self.comm.is_usable:  # nothing was launched
+                board.take_back_call(number)
+            raise
+
+    def _check_on_all(self, check: Callable[[], tuple[Layout, Given]], timeout_s: Any) -> Given:
+        """Checks a call: on this rank alone if the layout is that of the call before, else on all together."""
+        call = "the first dispatch"
+        if self._layout is not None:
+            layout, given = check()
+            if layout == self._layout:
+                return given
+            call = f"dispatch with {layout}"
+        found: list[tuple[Layout, Given]] = []
+
+        def settings() -> dict[str, Any]:
+            found.append(check())
+            layout = found[0][0]
+            self._check_new(layout)
+            about = {"experts": layout.num_experts, "top-k": layout.topk, "hidden": layout.hidden}
+            return {**about, "x": "fp8" if layout.is_fp8 else "bf16", **dataclasses.asdict(layout.config)}
+
+        try:
+            limit_s = check_start(self._limits, None, timeout_s, None)[0]
+        except BadInput:  # which check() raises
+            limit_s = self._limits[0]
+        self.comm.agree("dispatch", settings, limit_s, call)
+        layout, given = found[0]
+        self._open(layout)
+        return given
+
+    def _check_new(self, layout: Layout) -> None:
+        """Checks that the buffer can be opened for the layout, and waits for this rank's kernels."""
+        if self.comm.device.streams.is_captured():
+            raise BadInput("a graph is being captured, and a call like this was never run before; run it before")
+        heap_bytes = layout.heap_bytes(self.nodes, self.num_max_tokens_per_rank)
+        if heap_bytes > self._num_bytes:
+            raise BadInput(
+                f"num_nvl_bytes + num_rdma_bytes is {self.num_nvl_bytes + self.num_rdma_bytes}; a call with {layout} "
+                f"needs {heap_bytes}: see Config.get_nvl_buffer_size_hint() and get_rdma_buffer_size_hint()"
+            )
+        self.comm.synchronize()
+
+    def _open(self, layout: Layout) -> None:
+        """Makes the native buffer. Collective, behind an agreement on the layout, with the kernels of all finished."""
+        self._layout = None
+
+        def make() -> dict[str, Any]:
+            about = self.nodes, layout, self.num_max_tokens_per_rank
+            self._kernels = Kernels(self.comm, *about, self._first_stage, self._limits, self._executor)
+            return {}
+
+        self.comm.agree("the set-up of dispatch", make, message_timeout_s())  # all have come: none is far behind
+        self._layout = layout
+
+    def _forget_calls(self) -> None:
+        """The state before the first call. With all kernels finished."""
+        if self._layout is not None:
+            self._kernels.reset()
+
+
+def _refuse_handle(handle: Any, topk_idx: Any, topk_weights: Any) -> None:
+    """Raises BadInput for a call with the layout of an earlier one, which is not there yet."""
+    if handle is None:
+        return
+    if topk_idx is not None or topk_weights is not None:
+        raise BadInput("handle is given, and topk_idx or topk_weights, too; a call with a handle takes neither")
+    raise BadInput("handle is not supported yet; leave it out, and give what get_dispatch_layout() returns")

@@ -1,0 +1,193 @@
+"""What a two-hop call is made for: DeepEP's Config, and the layout of the heap that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tracekern import _C
+from tracekern.errors import BadInput
+from tracekern.moe.shape import MAX_EXPERTS, check_range
+from tracekern.moe.two_hop.layout import Nodes
+
+FACTS = _C.families["two_hop"]
+SCALE_GROUP = 128
+"""Neighbouring values of an fp8 row that share a scale."""
+MAX_TOPK = 128
+LINE_BYTES = 128
+"""Parts of the heap are multiples of it."""
+MAX_SLOTS = (1 << 14) - 1
+"""Of a ring: the events have 14 bits for a slot."""
+NODE_PEERS = 8
+"""Ranks of a node where nobody says how many there are, as in DeepEP."""
+FAULT_SLOTS = dict.fromkeys(
+    ("meta", "tail", "head", "prefix", "peer_tail", "peer_head", "lock", "ready", "forwarded"), "of dispatch channel"
+)
+"""Channel -> what the slot of a fault record is."""
+FAULT_VALUES = dict.fromkeys(("tail", "head", "peer_tail", "peer_head", "ready", "forwarded"), "token")
+"""Channel -> what the values of its flags count."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """DeepEP's tuning of a dispatch. Raises BadInput for numbers that the kernels cannot work with."""
+
+    num_sms: int = 20
+    """Blocks of a kernel, two for each channel."""
+    num_max_nvl_chunked_send_tokens: int = 6
+    """Tokens that a forwarder hands on before it asks for room again."""
+    num_max_nvl_chunked_recv_tokens: int = 256
+    """Slots of a ring within a node."""
+    num_max_rdma_chunked_send_tokens: int = 6
+    """Tokens that go to another node at a time."""
+    num_max_rdma_chunked_recv_tokens: int = 258
+    """Slots of a ring between nodes, a multiple of its chunk."""
+
+    def __post_init__(self) -> None:
+        check_range("num_sms", self.num_sms, 2, 2 * FACTS.max_channels)
+        if self.num_sms % 2:
+            raise BadInput(f"num_sms is {self.num_sms}; wanted an even number, since a channel has two blocks")
+        nvl_send, nvl_recv = self.num_max_nvl_chunked_send_tokens, self.num_max_nvl_chunked_recv_tokens
+        rdma_send, rdma_recv = self.num_max_rdma_chunked_send_tokens, self.num_max_rdma_chunked_recv_tokens
+        for name in (
+            "num_max_nvl_chunked_send_tokens",
+            "num_max_nvl_chunked_recv_tokens",
+            "num_max_rdma_chunked_send_tokens",
+            "num_max_rdma_chunked_recv_tokens",
+        ):
+            check_range(name, getattr(self, name), 1, MAX_SLOTS)
+        if nvl_recv < nvl_send:
+            raise BadInput(
+                f"num_max_nvl_chunked_recv_tokens is {nvl_recv}; wanted at least num_max_nvl_chunked_send_tokens, "
+                f"{nvl_send}: a forwarder waits for room for a whole chunk"
+            )
+        least = FACTS.least_rdma_slots(rdma_send)
+        if rdma_recv < least:
+            raise BadInput(
+                f"num_max_rdma_chunked_recv_tokens is {rdma_recv}; wanted at least {least}, "
+                f"num_max_rdma_chunked_send_tokens + {FACTS.num_senders - 1}: with fewer slots the "
+                f"{FACTS.num_senders} senders of a channel can wait for each other for good; take "
+                f"{whole_chunks(least, rdma_send)}"
+            )
+        if rdma_recv % rdma_send:
+            raise BadInput(
+                f"num_max_rdma_chunked_recv_tokens is {rdma_recv}; wanted a multiple of "
+                f"num_max_rdma_chunked_send_tokens, {rdma_send}: no chunk crosses the end of a ring; take "
+                f"{whole_chunks(rdma_recv, rdma_send)}"
+            )
+
+    @property
+    def num_channels(self) -> int:
+        return self.num_sms // 2
+
+    def native(self) -> dict[str, int]:
+        """Returns the options of the native functions."""
+        return {
+            "channels": self.num_channels,
+            "nvl_send": self.num_max_nvl_chunked_send_tokens,
+            "nvl_recv": self.num_max_nvl_chunked_recv_tokens,
+            "rdma_send": self.num_max_rdma_chunked_send_tokens,
+            "rdma_recv": self.num_max_rdma_chunked_recv_tokens,
+        }
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int, num_nodes: int = 0) -> int:
+        """Returns the bytes that rings within a node take of a rank's part of the heap.
+
+        hidden_bytes: of a token, 2 * hidden for bf16, which is enough for fp8 and its scales, too. num_nodes: 0: nodes
+        of 8 ranks, as in DeepEP. The hint is for any top-k up to 128, so that a call may need less.
+        """
+        nodes, row = self._nodes_and_row(hidden_bytes, num_ranks, num_nodes)
+        return self.num_channels * nodes.peers * whole_chunks(self.num_max_nvl_chunked_recv_tokens * row, LINE_BYTES)
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int, num_nodes: int = 0) -> int:
+        """Returns the bytes of all else: rings between nodes, counts and flags. Arguments as for the other hint."""
+        nodes, _ = self._nodes_and_row(hidden_bytes, num_ranks, num_nodes)
+        experts = max(1, MAX_EXPERTS // num_ranks) * num_ranks
+        largest = Layout(experts, MAX_TOPK, _rounded(hidden_bytes), True, self)
+        return largest.heap_bytes(nodes, 1) - self.get_nvl_buffer_size_hint(hidden_bytes, num_ranks, num_nodes)
+
+    def _nodes_and_row(self, hidden_bytes: int, num_ranks: int, num_nodes: int) -> tuple[Nodes, int]:
+        """Returns the nodes, and the bytes of the largest row."""
+        check_range("hidden_bytes", hidden_bytes, 1, 1 << 21)
+        check_range("num_ranks", num_ranks, 1, MAX_EXPERTS)
+        nodes = Nodes.of(num_ranks, num_nodes or max(1, num_ranks // NODE_PEERS))
+        return nodes, FACTS.row_bytes(_rounded(hidden_bytes), _rounded(hidden_bytes) // SCALE_GROUP, MAX_TOPK)
+
+
+def whole_chunks(tokens: int, chunk: int) -> int:
+    """Returns the least number of slots for so many tokens that is a multiple of the chunk."""
+    return -(-tokens // chunk) * chunk
+
+
+def _rounded(hidden_bytes: int) -> int:
+    return whole_chunks(hidden_bytes, SCALE_GROUP)
+
+
+_NVL_AND_RDMA = {
+    2: (24, 256, 6, 128),
+    4: (6, 256, 6, 128),
+    8: (6, 256, 6, 128),
+    16: (36, 288, 20, 128),
+    24: (32, 288, 8, 128),
+    32: (32, 288, 8, 128),
+    48: (32, 288, 8, 128),
+    64: (32, 288, 8, 128),
+    96: (20, 480, 12, 128),
+    128: (20, 560, 12, 128),
+    144: (32, 720, 12, 128),
+    160: (28, 720, 12, 128),
+}
+"""Ranks -> what DeepEP recommends for them, Config without its SMs."""
+
+
+def recommended_config(num_ranks: int, num_sms: int) -> Config:
+    """Returns DeepEP's recommendation for so many ranks, or for the next number that it has one for.
+
+    Rings between nodes are rounded up to whole chunks.
+    """
+    known = min((ranks for ranks in _NVL_AND_RDMA if ranks >= num_ranks), default=max(_NVL_AND_RDMA))
+    nvl_send, nvl_recv, rdma_send, rdma_recv = _NVL_AND_RDMA[known]
+    return Config(num_sms, nvl_send, nvl_recv, rdma_send, whole_chunks(rdma_recv, rdma_send))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What offsets in the heap follow from, besides the nodes. Ranks may not differ in it."""
+
+    num_experts: int
+    topk: int
+    """0: tokens come without experts and weights."""
+    hidden: int
+    is_fp8: bool
+    config: Config
+
+    def native(self, nodes: Nodes, max_tokens: int) -> dict[str, Any]:
+        """Returns the options of the native functions."""
+        return {
+            "variant": "two_hop",
+            "dtype": "bf16",
+            "max_tokens": max_tokens,
+            "num_experts": self.num_experts,
+            "hidden": self.hidden,
+            "topk": self.topk,
+            "num_nodes": nodes.num_nodes,
+            "fp8": int(self.is_fp8),
+            **self.config.native(),
+        }
+
+    def heap_bytes(self, nodes: Nodes, max_tokens: int) -> int:
+        return int(FACTS.heap_bytes(num_ranks=nodes.num_ranks, **self.native(nodes, max_tokens)))
+
+    @property
+    def num_scales(self) -> int:
+        """Scales of a row."""
+        return self.hidden // SCALE_GROUP if self.is_fp8 else 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token as it travels."""
+        return int(FACTS.row_bytes(self.hidden * (1 if self.is_fp8 else 2), self.num_scales, self.topk))
+
+    def __str__(self) -> str:
+        kind = "fp8" if self.is_fp8 else "bf16"
+        return f"{self.num_experts} experts, top-k {self.topk}, hidden {self.hidden} in {kind}, {self.config}"
