@@ -96,5 +96,5 @@ asked:
 	@touch $@
 
 .venv/packages: .venv/created
-	@.ci/packages optional clang-19 lld-19 chromium
+	@.ci/packages optional clang-19 lld-19 chromium libfabric-dev
 	@touch $@

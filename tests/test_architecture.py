@@ -24,7 +24,7 @@ FREE = tuple(
     f"tracekern.{name}" for name in ("errors", "files", "formatting", "environment", "interpreter", "__version__")
 )
 """Free to all. They import only each other."""
-_COMPILED = ("tracekern._C", "tracekern._cuda")
+_COMPILED = ("tracekern._C", "tracekern._cuda", "tracekern._fabric")
 ALLOWED_IMPORTS = {
     "tracekern": tuple(
         f"tracekern.{name}" for name in ("record", "comm", "launcher", "timeline", "export", "analysis")
@@ -62,6 +62,7 @@ ALLOWED_INCLUDES = {
     "encode": ("encode", "trace/record.h"),
     "apis": ("platform", "trace", "comm", "fabric", "encode", "apis"),
     "moe bindings": ("platform", "trace", "comm", "moe", "apis"),
+    "fabric bindings": ("platform", "trace", "comm", "fabric"),
     "python_api.cpp": ("apis",),
     "python_api_cuda.cu": ("apis",),
     "tracekern.h": ("platform", "trace"),
@@ -211,7 +212,7 @@ def without_comments(text: str) -> str:
 def csrc_part(path: Path) -> str:
     """The row of ALLOWED_INCLUDES for a file. Bindings of a family are files of their own beside its kernels."""
     part = path.relative_to(CSRC).parts[0]
-    return "moe bindings" if part == "moe" and path.name.startswith("bind") else part
+    return f"{part} bindings" if part in ("moe", "fabric") and path.name.startswith("bind") else part
 
 
 def includes(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -249,7 +250,7 @@ def test_kernels_of_the_product_know_none_that_are_kept_for_comparison():
 
 
 def test_csrc_knows_no_torch_and_pybind_only_in_apis():
-    with_pybind = {"apis", "moe bindings", "python_api.cpp", "python_api_cuda.cu"}
+    with_pybind = {"apis", "moe bindings", "fabric bindings", "python_api.cpp", "python_api_cuda.cu"}
     found = [
         f"{where}: includes {name}"
         for path in cxx_files()

@@ -78,21 +78,23 @@ void bind_names(py::module_& module) {
             py::call_guard<py::gil_scoped_release>());
 }
 
-void bind_engine(py::module_& module) {
-    using Engine = TransferEngine;
-    using OptionalImm = std::optional<uint32_t>;
-    py::class_<Engine>(module, "TransferEngine")
-        .def(py::init(&make_engine),
-             py::arg("library"),
-             py::arg("nets"),
-             py::arg("pin_cpu"),
-             py::arg("connect_limit_s"))
+using Engine = TransferEngine;
+using OptionalImm = std::optional<uint32_t>;
+
+void bind_memory(py::class_<Engine>& engine) {
+    engine
+        .def(
+            py::init(&make_engine), py::arg("library"), py::arg("nets"), py::arg("pin_cpu"), py::arg("connect_limit_s"))
         .def_property_readonly("num_domains", &Engine::num_domains)
         .def_property_readonly("main_address", &Engine::main_address)
         .def("stop", &Engine::stop, py::call_guard<py::gil_scoped_release>())
         .def("register_memory", &Engine::register_memory, py::call_guard<py::gil_scoped_release>())
         .def("describe", &Engine::describe)
-        .def("unregister_memory", &Engine::unregister_memory, py::call_guard<py::gil_scoped_release>())
+        .def("unregister_memory", &Engine::unregister_memory, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_transfers(py::class_<Engine>& engine) {
+    engine
         .def("submit_write",
              [](Engine& engine,
                 uint64_t src,
@@ -132,7 +134,11 @@ void bind_engine(py::module_& module) {
         .def("submit_imm",
              [](Engine& engine, const MemoryRegionDescriptor& dst, uint32_t imm, const py::function& on_done) {
                  engine.submit_imm(dst, imm, call_back<const std::string&>(on_done));
-             })
+             });
+}
+
+void bind_messages(py::class_<Engine>& engine) {
+    engine
         .def("submit_send",
              [](Engine& engine, const DomainAddress& to, const py::bytes& payload, const py::function& on_done) {
                  engine.submit_send(to, payload, call_back<const std::string&>(on_done));
@@ -165,7 +171,10 @@ PYBIND11_MODULE(_fabric, module) {
     module.attr("max_domains") = kMaxDomains;
     module.attr("max_payload_bytes") = kMaxPayloadBytes;
     bind_names(module);
-    bind_engine(module);
+    py::class_<Engine> engine(module, "TransferEngine");
+    bind_memory(engine);
+    bind_transfers(engine);
+    bind_messages(engine);
     // [(provider, source, fabric, bits a second or 0)] of those providers that are here.
     module.def("find_nets", [](const std::string& library, const std::vector<std::string>& providers) {
         py::list nets;

@@ -113,6 +113,13 @@ private:
         char* at = nullptr;
     };
 
+    struct Unsent {
+        fi_addr_t to;
+        std::string bytes;
+        OnDone on_done;
+        std::chrono::steady_clock::time_point until;
+    };
+
     static constexpr uint32_t kNumRecvs = 64, kNumSends = 64;
     static constexpr uint32_t kWindow = 256;  // writes under way in a domain
 
@@ -147,6 +154,7 @@ private:
                 (*request)();
                 is_busy = true;
             }
+            is_busy |= send_more();
             is_busy |= post_more();
             for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
             if (is_stopping_.load(std::memory_order_acquire)) fail_what_waits();
@@ -336,29 +344,50 @@ private:
     }
 
     void send_message(fi_addr_t to, const Message& message, OnDone on_done) {
-        if (free_sends_.empty()) return on_done("send: 64 messages are under way already");
-        MessageBuffer& buffer = *free_sends_.back();
-        const std::string bytes = pack(message);
-        std::copy(bytes.begin(), bytes.end(), buffer.at);
-        const int64_t result =
-            domains_[0]->post_send(buffer.at, bytes.size(), message_region_.local, to, &buffer.operation);
-        if (result == -FI_EAGAIN) {  // a connection is being made
-            requests_.put([this, to, message, on_done = std::move(on_done)] { send_message(to, message, on_done); });
-            return;
+        unsent_.push_back({to, pack(message), std::move(on_done), std::chrono::steady_clock::now() + connect_limit_});
+        send_more();
+    }
+
+    // Sends what there is room for. A provider that is still making the connection has none.
+    bool send_more() {
+        bool is_busy = false;
+        for (size_t turn = unsent_.size(); turn > 0; --turn) {
+            Unsent unsent = std::move(unsent_.front());
+            unsent_.pop_front();
+            const int64_t result = post_send(unsent);
+            if (result == 0) {
+                is_busy = true;
+            } else if (result != -FI_EAGAIN) {
+                end_message(std::move(unsent.on_done), library_.describe("send", result));
+            } else if (std::chrono::steady_clock::now() > unsent.until) {
+                end_message(std::move(unsent.on_done), "send: the peer was not reached within the time limit");
+            } else {
+                unsent_.push_back(std::move(unsent));
+            }
         }
-        if (result != 0) return on_done(library_.describe("send", result));
+        return is_busy;
+    }
+    int64_t post_send(Unsent& unsent) {
+        if (free_sends_.empty()) return -FI_EAGAIN;
+        MessageBuffer& buffer = *free_sends_.back();
+        std::copy(unsent.bytes.begin(), unsent.bytes.end(), buffer.at);
+        const int64_t result =
+            domains_[0]->post_send(buffer.at, unsent.bytes.size(), message_region_.local, unsent.to, &buffer.operation);
+        if (result != 0) return result;
         free_sends_.pop_back();
-        buffer.on_done = std::move(on_done);
+        buffer.on_done = std::move(unsent.on_done);
         ++num_under_way_;
+        return 0;
+    }
+    void end_message(OnDone on_done, const std::string& error) {
+        callbacks_.put([on_done = std::move(on_done), error] { on_done(error); });
     }
 
     void take_message(MessageBuffer& buffer, uint64_t bytes, const std::string& error) {
         if (!buffer.is_recv) {
             --num_under_way_;
             free_sends_.push_back(&buffer);
-            callbacks_.put([on_done = std::exchange(buffer.on_done, {}), error] {
-                on_done(error.empty() ? "" : "send: " + error);
-            });
+            end_message(std::exchange(buffer.on_done, {}), error.empty() ? "" : "send: " + error);
             return;
         }
         if (error.empty()) {
@@ -430,6 +459,9 @@ private:
         for (auto& [number, peer] : peers_) {
             for (const auto& transfer : std::exchange(peer.waiting, {})) end(transfer, "the engine was stopped");
         }
+        for (Unsent& unsent : std::exchange(unsent_, {})) {
+            end_message(std::move(unsent.on_done), "the engine was stopped");
+        }
         for (const auto& transfer : std::exchange(active_, {})) {
             if (transfer->error.empty()) transfer->error = "the engine was stopped";
             end_if_over(transfer);
@@ -461,6 +493,7 @@ private:
     DomainMemory message_region_;
     std::vector<MessageBuffer> messages_;
     std::vector<MessageBuffer*> free_sends_;
+    std::deque<Unsent> unsent_;
     OnMessage on_message_;
     std::thread worker_;
 };

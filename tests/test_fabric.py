@@ -1,0 +1,308 @@
+"""Transfers between engines: every byte, every immediate, and what is refused before anything is posted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tracekern.errors import BadInput, NotBuilt
+
+try:
+    from tracekern.fabric import library
+
+    library.require_library()
+except NotBuilt as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from tracekern.fabric import (
+    DomainAddress,
+    MemoryRegionDescriptor,
+    MemoryRegionHandle,
+    Net,
+    PageIndices,
+    TransferEngine,
+    TransferError,
+    count_immediates,
+)
+
+LOOPBACK = Net("tcp", "127.0.0.1")
+NETS = {"tcp": [LOOPBACK], "shm": [Net("shm", "")], "two_domains": [LOOPBACK, Net("tcp", "127.0.0.2")]}
+LIMIT_S = 30.0
+
+
+class Done:
+    """Collects what one transfer or more end with."""
+
+    def __init__(self) -> None:
+        self.errors: list[TransferError | None] = []
+        self._ended = threading.Semaphore(0)
+
+    def __call__(self, error: TransferError | None) -> None:
+        self.errors.append(error)
+        self._ended.release()
+
+    def wait(self, count: int = 1) -> list[TransferError | None]:
+        for _ in range(count):
+            assert self._ended.acquire(timeout=LIMIT_S), f"{len(self.errors)} of {count} have ended"
+        return self.errors
+
+
+def engine(nets: list[Net]) -> TransferEngine:
+    return TransferEngine.builder().add_domains(nets).connect_limit(LIMIT_S).build()
+
+
+class Pair:
+    """Two engines, and memory of the second that the first writes to."""
+
+    def __init__(self, nets: list[Net], num_bytes: int = 1 << 20) -> None:
+        self.source, self.target = engine(nets), engine(nets)
+        self.sent = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
+        self.received = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.src, _ = self.source.register_tensor(self.sent)
+        _, self.dst = self.target.register_tensor(self.received)
+
+    def stop(self) -> None:
+        self.source.stop()
+        self.target.stop()
+
+
+@pytest.fixture(params=NETS)
+def pair(request: Any) -> Iterator[Pair]:
+    made = Pair(NETS[request.param])
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def tcp() -> Iterator[Pair]:
+    made = Pair(NETS["tcp"])
+    yield made
+    made.stop()
+
+
+def test_a_write_arrives_before_its_immediates(pair):
+    counter, done = pair.target.make_imm_counter(7), Done()
+    pair.source.submit_write(pair.src, pair.dst, len(pair.sent), imm=7, on_done=done)
+    counter.wait(count_immediates(num_shards=pair.source.num_domains), LIMIT_S)
+    assert torch.equal(pair.received, pair.sent)
+    assert done.wait() == [None]
+
+
+def test_pages_arrive_where_they_belong(pair):
+    page, pages = 4096, 64
+    order = torch.randperm(pages).tolist()
+    counter, done = pair.target.make_imm_counter(9), Done()
+    pair.source.submit_paged_writes(
+        pair.src,
+        PageIndices(range(pages), page),
+        pair.dst,
+        PageIndices(order, page, offset=page),
+        page,
+        imm=9,
+        on_done=done,
+    )
+    counter.wait(count_immediates(num_pages=pages), LIMIT_S)
+    assert done.wait() == [None]
+    for source, place in enumerate(order):
+        start = page + place * page
+        assert torch.equal(pair.received[start : start + page], pair.sent[source * page : (source + 1) * page])
+    assert not pair.received[:page].any()
+
+
+def test_a_shard_at_the_end_of_a_region_stays_within_it():
+    made = Pair(NETS["two_domains"], num_bytes=1000)
+    done, counter = Done(), made.target.make_imm_counter(1)
+    made.source.submit_write(made.src, made.dst, 65, src_offset=935, dst_offset=935, imm=1, on_done=done)
+    counter.wait(2, LIMIT_S)
+    assert done.wait() == [None]
+    assert torch.equal(made.received[935:], made.sent[935:])
+    assert not made.received[:935].any()
+    made.stop()
+
+
+def test_a_short_write_raises_as_many_immediates_as_a_long_one():
+    made = Pair(NETS["two_domains"])
+    done, counter = Done(), made.target.make_imm_counter(3)
+    made.source.submit_write(made.src, made.dst, 10, imm=3, on_done=done)
+    counter.wait(count_immediates(num_shards=2), LIMIT_S)
+    assert done.wait() == [None]
+    assert torch.equal(made.received[:10], made.sent[:10])
+    made.stop()
+
+
+def test_an_expectation_is_reached_once_and_the_rest_goes_to_the_callback(tcp):
+    reached, others, done = [], [], Done()
+    tcp.target.set_imm_count_expected(5, 10, lambda: reached.append(len(others)))
+    tcp.target.set_imm_callback(others.append)
+    empty = PageIndices([0] * 17, 0)
+    tcp.source.submit_paged_writes(tcp.src, empty, tcp.dst, empty, 0, imm=5, on_done=done)
+    done.wait()
+    until = time.monotonic() + LIMIT_S
+    while len(others) < 7 and time.monotonic() < until:
+        time.sleep(0.001)
+    assert (len(reached), others) == (1, [5] * 7)
+
+
+def test_immediates_that_come_early_are_kept(tcp):
+    done = Done()
+    for _ in range(3):
+        tcp.source.submit_imm(tcp.dst, 11, done)
+    done.wait(3)
+    counter = tcp.target.make_imm_counter(11)
+    counter.wait(2, LIMIT_S)
+    counter.wait(1, LIMIT_S)
+    with pytest.raises(TransferError, match=r"immediate 11: 0 of 1 have come within 0\.01 s"):
+        counter.wait(1, 0.01)
+    tcp.source.submit_imm(tcp.dst, 11, done)
+    done.wait()
+    until = time.monotonic() + LIMIT_S
+    while counter.count < 1 and time.monotonic() < until:
+        time.sleep(0.001)
+    assert tcp.target.remove_imm_count(11) == (1, 0)
+
+
+def test_messages_arrive_whole(tcp):
+    messages: list[bytes] = []
+    tcp.target.on_message(messages.append)
+    done, sent = Done(), [bytes([number]) * (100 * number) for number in range(1, 40)]
+    for payload in sent:
+        tcp.source.submit_send(tcp.target.main_address, payload, done)
+    assert done.wait(len(sent)) == [None] * len(sent)
+    until = time.monotonic() + LIMIT_S
+    while len(messages) < len(sent) and time.monotonic() < until:
+        time.sleep(0.001)
+    assert sorted(messages) == sorted(sent)
+
+
+def test_names_travel_as_bytes_and_text(tcp):
+    address = tcp.source.main_address
+    assert DomainAddress.from_text(str(address)) == DomainAddress(bytes(address)) == address
+    assert len({address, DomainAddress(bytes(address))}) == 1
+    copy = pickle.loads(pickle.dumps(tcp.dst))
+    assert copy == tcp.dst
+    assert (copy.num_bytes, copy.num_domains) == (len(tcp.received), 1)
+    for damaged in (tcp.dst.to_bytes()[:-1], tcp.dst.to_bytes() + b"x", b""):
+        with pytest.raises(BadInput, match="memory region descriptor: damaged"):
+            MemoryRegionDescriptor(damaged)
+    for text in ("", "xy", "012", "00" * 257):
+        with pytest.raises(BadInput, match="domain address"):
+            DomainAddress.from_text(text)
+
+
+def test_engines_with_another_number_of_domains_do_not_meet():
+    one, two = Pair(NETS["tcp"]), Pair(NETS["two_domains"])
+    with pytest.raises(BadInput, match="the descriptor's engine has 2 domains, this one 1"):
+        one.source.submit_write(one.src, two.dst, 1, on_done=Done())
+    one.stop()
+    two.stop()
+
+
+def test_a_peer_that_never_answers_is_given_up_on():
+    gone = Pair(NETS["tcp"])
+    made = TransferEngine(NETS["tcp"], connect_limit_s=0.5)
+    src, _ = made.register_tensor(gone.sent)
+    gone.stop()
+    done = Done()
+    made.submit_write(src, gone.dst, 64, on_done=done)
+    (error,) = done.wait()
+    assert error is not None
+    made.stop()
+
+
+REFUSED = {
+    "beyond the source": (lambda p, d: p.source.submit_write(p.src, p.dst, 2, src_offset=len(p.sent) - 1, on_done=d),
+                          "source: 2 bytes at 1048575 of a region of 1048576"),
+    "beyond the destination": (lambda p, d: p.source.submit_write(p.src, p.dst, 1, dst_offset=1 << 63, on_done=d),
+                               "destination: 1 bytes at 9223372036854775808"),
+    "33 bits": (lambda p, d: p.source.submit_imm(p.dst, 1 << 32, d), "imm is 4294967296; wanted 0 to 4294967295"),
+    "unequal pages": (lambda p, d: p.source.submit_paged_writes(
+        p.src, PageIndices([1, 2], 8), p.dst, PageIndices([1], 8), 8, on_done=d),
+        "2 source pages and 1 destination pages"),
+    "a page beyond": (lambda p, d: p.source.submit_paged_writes(
+        p.src, PageIndices([1 << 40], 1 << 40), p.dst, PageIndices([0], 8), 8, on_done=d), "lies beyond 2^64 bytes"),
+    "too many shards": (lambda p, d: p.source.submit_write(p.src, p.dst, 1, num_shards=2, on_done=d),
+                        "num_shards is 2; wanted at most one for each of 1 domains"),
+    "a foreign handle": (lambda p, d: p.source.submit_write(MemoryRegionHandle(99, 8), p.dst, 1, on_done=d),
+                         "memory region 99 is not registered here"),
+    "a large payload": (lambda p, d: p.source.submit_send(p.target.main_address, bytes(9000), d),
+                        "a payload of 9000 bytes; wanted at most 8000"),
+    "counted twice": (lambda p, d: [p.target.make_imm_counter(1) for _ in range(2)], "immediate 1 is counted already"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_one_line(tcp, name):
+    act, said = REFUSED[name]
+    done = Done()
+    with pytest.raises(BadInput) as refused:
+        act(tcp, done)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert done.errors == []
+
+
+def test_after_stop_everything_is_refused(tcp):
+    tcp.source.stop()
+    tcp.source.stop()
+    with pytest.raises(BadInput, match="the engine was stopped"):
+        tcp.source.submit_write(tcp.src, tcp.dst, 1, on_done=Done())
+    with pytest.raises(BadInput, match="is not registered here, or not any more"):
+        tcp.target.unregister_memory(MemoryRegionHandle(7, 1))
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_an_engine_has_one_to_four_domains(number):
+    with pytest.raises(BadInput, match=f"{number} domains; wanted 1 to 4"):
+        engine([LOOPBACK] * number)
+
+
+def test_networks_that_are_not_here_are_named():
+    with pytest.raises(TransferError, match=r"provider efa"):
+        engine([Net("efa", "")])
+    assert LOOPBACK in [Net(net.provider, net.source) for net in TransferEngine.detect_topology(["tcp"])]
+
+
+# ---- another process ----
+
+
+def receive(provider: str, pipe: Any) -> None:
+    """Registers memory, tells where, and says what has come."""
+    target = engine(NETS[provider])
+    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    _, descriptor = target.register_tensor(memory)
+    counter = target.make_imm_counter(1)
+    pipe.send(descriptor)
+    for call in range(200):
+        counter.wait(target.num_domains, LIMIT_S)
+        assert memory.eq(call % 251).all()
+        pipe.send(call)
+    target.stop()
+
+
+@pytest.mark.parametrize("provider", NETS)
+def test_two_hundred_writes_to_another_process(provider):
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=receive, args=(provider, there))
+    process.start()
+    source = engine(NETS[provider])
+    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    src, _ = source.register_tensor(memory)
+    assert here.poll(LIMIT_S)
+    dst, done = here.recv(), Done()
+    for call in range(200):
+        memory.fill_(call % 251)
+        source.submit_write(src, dst, len(memory), imm=1, on_done=done)
+        assert here.poll(LIMIT_S), done.errors
+        assert here.recv() == call
+    assert done.wait(200) == [None] * 200
+    process.join(LIMIT_S)
+    assert process.exitcode == 0
+    source.stop()

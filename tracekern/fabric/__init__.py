@@ -1,0 +1,32 @@
+"""Transfers between hosts and processes: one-sided writes with counted immediates, over libfabric (docs/fabric.md).
+
+Names are those of pplx-garden's fabric library, after the TransferEngine of arXiv 2510.27656.
+"""
+
+from __future__ import annotations
+
+from tracekern.fabric.engine import (
+    DomainAddress,
+    ImmCounter,
+    MemoryRegionDescriptor,
+    MemoryRegionHandle,
+    Net,
+    PageIndices,
+    TransferEngine,
+    TransferEngineBuilder,
+    TransferError,
+    count_immediates,
+)
+
+__all__ = [
+    "DomainAddress",
+    "ImmCounter",
+    "MemoryRegionDescriptor",
+    "MemoryRegionHandle",
+    "Net",
+    "PageIndices",
+    "TransferEngine",
+    "TransferEngineBuilder",
+    "TransferError",
+    "count_immediates",
+]

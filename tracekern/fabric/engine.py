@@ -1,0 +1,328 @@
+"""TransferEngine: memory that peers write to, and writes that count at their destination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tracekern.errors import BadInput, TracekernError
+from tracekern.fabric.library import native, require_library
+
+if TYPE_CHECKING:
+    import torch
+
+PROVIDERS = ("efa", "tcp", "shm")
+"""Those of libfabric that an engine is known to work with, the best first."""
+MAX_IMM = (1 << 32) - 1
+CONNECT_LIMIT_S = 10.0
+
+
+class TransferError(TracekernError):
+    """A transfer or message that did not arrive, or of which that is not known."""
+
+
+OnDone = Callable[[TransferError | None], None]
+"""Called once, on the engine's callback thread: None when the bytes are in the peer's memory."""
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network interface that can be a domain of an engine."""
+
+    provider: str
+    source: str
+    """An IP address, or the provider's name for it; "" is the provider's own choice."""
+    fabric: str = ""
+    """Peers must be in the same one."""
+    bits_per_s: int = 0
+    """0: not known."""
+
+
+@dataclass(frozen=True)
+class MemoryRegionHandle:
+    """Registered memory as the source of writes."""
+
+    region: int
+    num_bytes: int
+    owner: Any = field(repr=False, compare=False, default=None)
+    """Keeps the memory alive."""
+
+
+@dataclass(frozen=True)
+class PageIndices:
+    """Pages of a region: page i lies at offset + indices[i] * stride."""
+
+    indices: Sequence[int]
+    stride: int
+    offset: int = 0
+
+    @property
+    def as_native(self) -> tuple[list[int], int, int]:
+        return list(self.indices), self.stride, self.offset
+
+
+class DomainAddress:
+    """Where a domain of an engine is: opaque bytes, which can be hashed, sent and written as text."""
+
+    def __init__(self, address: bytes) -> None:
+        if not 0 < len(address) <= 256:
+            raise BadInput(f"a domain address has {len(address)} bytes; wanted 1 to 256")
+        self._bytes = bytes(address)
+
+    @classmethod
+    def from_text(cls, text: str) -> DomainAddress:
+        """Raises BadInput for what str() of an address never is."""
+        try:
+            return cls(bytes.fromhex(text))
+        except ValueError:
+            raise BadInput(f"domain address {text[:40]!r}; wanted pairs of the digits 0 to f") from None
+
+    def __bytes__(self) -> bytes:
+        return self._bytes
+
+    def __str__(self) -> str:
+        return self._bytes.hex()
+
+    def __repr__(self) -> str:
+        return f"DomainAddress({self})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DomainAddress) and self._bytes == other._bytes
+
+    def __hash__(self) -> int:
+        return hash(self._bytes)
+
+
+class MemoryRegionDescriptor:
+    """Registered memory as peers see it, who write there: an address and a key for each domain. It can be pickled."""
+
+    def __init__(self, packed: bytes) -> None:
+        """Raises BadInput for what to_bytes() never returns."""
+        with _bad_input():
+            self.native = native().MemoryRegionDescriptor.from_bytes(packed)
+
+    def to_bytes(self) -> bytes:
+        return bytes(self.native.to_bytes())
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.native.num_bytes)
+
+    @property
+    def num_domains(self) -> int:
+        return int(self.native.num_domains)
+
+    def __reduce__(self) -> tuple[type[MemoryRegionDescriptor], tuple[bytes]]:
+        return MemoryRegionDescriptor, (self.to_bytes(),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MemoryRegionDescriptor) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+
+class ImmCounter:
+    """Counts an immediate from now on, early arrivals included; what one wait leaves is there for the next."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+
+    @property
+    def imm(self) -> int:
+        return int(self._counter.imm)
+
+    @property
+    def count(self) -> int:
+        """Arrivals that no wait has taken."""
+        return int(self._counter.count)
+
+    def wait(self, count: int, timeout_s: float = CONNECT_LIMIT_S) -> None:
+        """Waits for `count` more, and takes them. Raises TransferError when they do not come in time."""
+        if not self._counter.wait(count, timeout_s):
+            raise TransferError(f"immediate {self.imm}: {self.count} of {count} have come within {timeout_s:g} s")
+
+
+def count_immediates(num_pages: int = 0, num_shards: int = 0) -> int:
+    """Returns how many immediates a request raises: one a page, or one a shard, whatever they carry."""
+    return num_pages or num_shards
+
+
+class TransferEngineBuilder:
+    """Says what an engine is made of."""
+
+    def __init__(self) -> None:
+        self._nets: list[Net] = []
+        self._pin_cpu, self._connect_limit_s = -1, CONNECT_LIMIT_S
+
+    def add_domains(self, nets: Sequence[Net], pin_worker_cpu: int = -1) -> TransferEngineBuilder:
+        """Adds interfaces, used side by side. pin_worker_cpu: where their thread stays; -1: anywhere."""
+        self._nets += nets
+        self._pin_cpu = pin_worker_cpu
+        return self
+
+    def connect_limit(self, seconds: float) -> TransferEngineBuilder:
+        """Sets how long a peer may take to answer the first time."""
+        self._connect_limit_s = seconds
+        return self
+
+    def build(self) -> TransferEngine:
+        """Opens the domains. Raises BadInput, and TransferError where one cannot be opened."""
+        return TransferEngine(self._nets, self._pin_cpu, self._connect_limit_s)
+
+
+class TransferEngine:
+    """One-sided writes to registered memory of peers. Nothing is promised about the order in which they arrive."""
+
+    def __init__(self, nets: Sequence[Net], pin_cpu: int = -1, connect_limit_s: float = CONNECT_LIMIT_S) -> None:
+        """See TransferEngineBuilder. All peers need as many nets."""
+        pairs = [(net.provider, net.source) for net in nets]
+        with _bad_input(TransferError):
+            self._engine = native().TransferEngine(require_library(), pairs, pin_cpu, connect_limit_s)
+        self.nets = tuple(nets)
+
+    @staticmethod
+    def builder() -> TransferEngineBuilder:
+        return TransferEngineBuilder()
+
+    @staticmethod
+    def detect_topology(providers: Sequence[str] = PROVIDERS) -> list[Net]:
+        """Returns the interfaces of this host that an engine can use, those of the first provider first."""
+        return [Net(*found) for found in native().find_nets(require_library(), list(providers))]
+
+    @property
+    def num_domains(self) -> int:
+        return len(self.nets)
+
+    @property
+    def aggregated_link_speed(self) -> int:
+        """Bits a second of all domains; 0 where one is not known."""
+        speeds = [net.bits_per_s for net in self.nets]
+        return sum(speeds) if all(speeds) else 0
+
+    @property
+    def main_address(self) -> DomainAddress:
+        with _bad_input():
+            return DomainAddress(self._engine.main_address.bytes)
+
+    def stop(self) -> None:
+        """Ends what is under way, calls back for all of it, and closes the domains."""
+        self._engine.stop()
+
+    # ---- memory ----
+
+    def register_memory(
+        self, address: int, num_bytes: int, owner: Any = None
+    ) -> tuple[MemoryRegionHandle, MemoryRegionDescriptor]:
+        """Returns the handle for writes from there, and the descriptor for peers that write there."""
+        with _bad_input(TransferError):
+            region = self._engine.register_memory(address, num_bytes)
+            descriptor = MemoryRegionDescriptor(self._engine.describe(region).to_bytes())
+        return MemoryRegionHandle(region, num_bytes, owner), descriptor
+
+    def register_tensor(self, tensor: torch.Tensor) -> tuple[MemoryRegionHandle, MemoryRegionDescriptor]:
+        """The same of a contiguous tensor's memory, which the handle keeps alive."""
+        if not tensor.is_contiguous():
+            raise BadInput("register_tensor: the tensor is not contiguous; register tensor.contiguous()")
+        if tensor.device.type != "cpu":
+            raise BadInput(f"register_tensor: the tensor is on {tensor.device}; memory of GPUs is not supported yet")
+        return self.register_memory(tensor.data_ptr(), tensor.nbytes, tensor)
+
+    def unregister_memory(self, handle: MemoryRegionHandle) -> None:
+        with _bad_input():
+            self._engine.unregister_memory(handle.region)
+
+    # ---- transfers ----
+
+    def submit_write(
+        self,
+        src: MemoryRegionHandle,
+        dst: MemoryRegionDescriptor,
+        num_bytes: int,
+        *,
+        src_offset: int = 0,
+        dst_offset: int = 0,
+        imm: int | None = None,
+        num_shards: int = 0,
+        on_done: OnDone,
+    ) -> None:
+        """Writes to a peer's memory, in shards over the domains, 0: one for each. With `imm` each raises it there."""
+        place = src.region, src_offset, num_bytes, dst.native, dst_offset
+        with _bad_input():
+            self._engine.submit_write(*place, _check_imm(imm), num_shards, _on_done(on_done))
+
+    def submit_paged_writes(
+        self,
+        src: MemoryRegionHandle,
+        src_pages: PageIndices,
+        dst: MemoryRegionDescriptor,
+        dst_pages: PageIndices,
+        page_bytes: int,
+        *,
+        imm: int | None = None,
+        on_done: OnDone,
+    ) -> None:
+        """Writes page for page. With `imm` each page raises it there."""
+        pages = src.region, src_pages.as_native, dst.native, dst_pages.as_native, page_bytes
+        with _bad_input():
+            self._engine.submit_paged_writes(*pages, _check_imm(imm), _on_done(on_done))
+
+    def submit_imm(self, dst: MemoryRegionDescriptor, imm: int, on_done: OnDone) -> None:
+        """Raises an immediate at the engine whose memory that is, and writes nothing."""
+        with _bad_input():
+            self._engine.submit_imm(dst.native, _check_imm(imm), _on_done(on_done))
+
+    def submit_send(self, to: DomainAddress, payload: bytes, on_done: OnDone) -> None:
+        """Sends a message to an engine's main address. The payload is copied."""
+        with _bad_input():
+            self._engine.submit_send(native().DomainAddress(bytes(to)), payload, _on_done(on_done))
+
+    def on_message(self, callback: Callable[[bytes], None]) -> None:
+        """Sets what is called with each message that comes, on the engine's callback thread."""
+        self._engine.on_message(callback)
+
+    # ---- immediates ----
+
+    def set_imm_count_expected(self, imm: int, count: int, on_reached: Callable[[], None]) -> None:
+        """Calls once when `count` have come, early ones included, and releases the immediate."""
+        with _bad_input():
+            self._engine.expect_imm_count(_check_imm(imm), count, on_reached)
+
+    def make_imm_counter(self, imm: int) -> ImmCounter:
+        with _bad_input():
+            return ImmCounter(self._engine.make_imm_counter(_check_imm(imm)))
+
+    def remove_imm_count(self, imm: int) -> tuple[int, int]:
+        """Ends the use of an immediate. Returns how many had come unused, and how many an expectation still lacked."""
+        unused, lacking = self._engine.remove_imm_count(_check_imm(imm))
+        return int(unused), int(lacking)
+
+    def set_imm_callback(self, callback: Callable[[int], None]) -> None:
+        """Sets what is called with each immediate that nobody counts. What had come before is kept for its user."""
+        self._engine.set_imm_callback(callback)
+
+
+def _check_imm(imm: int | None) -> int | None:
+    if imm is not None and not 0 <= imm <= MAX_IMM:
+        raise BadInput(f"imm is {imm}; wanted 0 to {MAX_IMM}, 32 bits")
+    return imm
+
+
+def _on_done(on_done: OnDone) -> Callable[[str], None]:
+    return lambda error: on_done(TransferError(error) if error else None)
+
+
+class _bad_input:  # noqa: N801  # reads as a statement
+    """What the native part refuses is the caller's; what it fails at is the network's."""
+
+    def __init__(self, failure: type[TracekernError] = BadInput) -> None:
+        self._failure = failure
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ValueError) and not isinstance(error, BadInput):
+            raise BadInput(str(error)) from None
+        if isinstance(error, RuntimeError) and not isinstance(error, TracekernError):
+            raise self._failure(str(error)) from None
