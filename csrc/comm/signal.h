@@ -164,7 +164,7 @@ wait_at_least(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch
 }
 
 // Waits until *flag carries `epoch`. For: WaitFor, or RingWait where it says how far a ring has come.
-template <auto kChannel, class Comm, class For>
+template <auto kChannel, class Comm, class For = WaitFor>
 TK_DEVICE WaitResult wait(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, const For& wait_for) {
     return wait_until<kChannel, Scope::ranks>(warp, comm, flag, epoch, 0, wait_for);
 }
@@ -237,7 +237,7 @@ wait_any(Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t 
 
 // Waits until each of `count` neighbouring flags carries `epoch`, or or_epoch where one is given: a flag may go on to
 // that one before all warps have looked. A lane a flag; calls take(i, value) for each. The slot of a WaitFor becomes i.
-template <auto kChannel, class Comm, class For, class Take, class... Epoch>
+template <auto kChannel, class Comm, class For = WaitFor, class Take, class... Epoch>
 TK_DEVICE bool wait_all(Warp& warp,
                         const Comm& comm,
                         const uint64_t* flags,
