@@ -80,7 +80,12 @@ asked:
 	@$(PIP) -r requirements/demo.txt
 	@touch $@
 
-.venv/extension: .venv/demo setup.py pyproject.toml $(CSRC)
+# The transfer engine is built where libfabric's headers are.
+.venv/headers: .venv/created
+	@.ci/packages optional libfabric-dev
+	@touch $@
+
+.venv/extension: .venv/demo .venv/headers setup.py pyproject.toml $(CSRC)
 	@echo "building the extension (a minute; with nvcc three)"
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
@@ -96,5 +101,5 @@ asked:
 	@touch $@
 
 .venv/packages: .venv/created
-	@.ci/packages optional clang-19 lld-19 chromium libfabric-dev
+	@.ci/packages optional clang-19 lld-19 chromium
 	@touch $@
