@@ -257,6 +257,15 @@ def test_after_stop_everything_is_refused(tcp):
         tcp.target.unregister_memory(MemoryRegionHandle(7, 1))
 
 
+def test_an_engine_that_is_dropped_calls_back_for_all_it_was_given():
+    made, done = Pair(NETS["tcp"]), Done()
+    for _ in range(50):
+        made.source.submit_write(made.src, made.dst, len(made.sent), on_done=done)
+    del made.source
+    assert len(done.wait(50)) == 50
+    made.target.stop()
+
+
 @pytest.mark.parametrize("number", [0, 5])
 def test_an_engine_has_one_to_four_domains(number):
     with pytest.raises(BadInput, match=f"{number} domains; wanted 1 to 4"):

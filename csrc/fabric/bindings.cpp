@@ -27,16 +27,25 @@ std::function<void(Arguments...)> call_back(const py::function& function) {
     };
 }
 
-std::unique_ptr<TransferEngine> make_engine(const std::string& library,
-                                            const std::vector<std::pair<std::string, std::string>>& nets,
-                                            int pin_cpu,
-                                            double connect_limit_s) {
+// Its threads end with it, and may still want the interpreter.
+struct EndWithoutInterpreter {
+    void operator()(TransferEngine* engine) const {
+        const py::gil_scoped_release release;
+        delete engine;
+    }
+};
+using EngineHolder = std::unique_ptr<TransferEngine, EndWithoutInterpreter>;
+
+EngineHolder make_engine(const std::string& library,
+                         const std::vector<std::pair<std::string, std::string>>& nets,
+                         int pin_cpu,
+                         double connect_limit_s) {
     EngineOptions options;
     for (const auto& [provider, source] : nets) options.nets.push_back({provider, source, "", 0});
     options.pin_cpu = pin_cpu;
     options.connect_limit = std::chrono::nanoseconds(static_cast<int64_t>(connect_limit_s * 1e9));
     const py::gil_scoped_release release;
-    return std::make_unique<TransferEngine>(std::make_shared<FabricLibrary>(library), options);
+    return EngineHolder(new TransferEngine(std::make_shared<FabricLibrary>(library), options));
 }
 
 PageList page_list(const std::vector<uint64_t>& indices, uint64_t stride, uint64_t offset) {
@@ -81,7 +90,7 @@ void bind_names(py::module_& module) {
 using Engine = TransferEngine;
 using OptionalImm = std::optional<uint32_t>;
 
-void bind_memory(py::class_<Engine>& engine) {
+void bind_memory(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def(
             py::init(&make_engine), py::arg("library"), py::arg("nets"), py::arg("pin_cpu"), py::arg("connect_limit_s"))
@@ -93,7 +102,7 @@ void bind_memory(py::class_<Engine>& engine) {
         .def("unregister_memory", &Engine::unregister_memory, py::call_guard<py::gil_scoped_release>());
 }
 
-void bind_transfers(py::class_<Engine>& engine) {
+void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("submit_write",
              [](Engine& engine,
@@ -137,7 +146,7 @@ void bind_transfers(py::class_<Engine>& engine) {
              });
 }
 
-void bind_messages(py::class_<Engine>& engine) {
+void bind_messages(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("submit_send",
              [](Engine& engine, const DomainAddress& to, const py::bytes& payload, const py::function& on_done) {
@@ -171,7 +180,7 @@ PYBIND11_MODULE(_fabric, module) {
     module.attr("max_domains") = kMaxDomains;
     module.attr("max_payload_bytes") = kMaxPayloadBytes;
     bind_names(module);
-    py::class_<Engine> engine(module, "TransferEngine");
+    py::class_<Engine, EngineHolder> engine(module, "TransferEngine");
     bind_memory(engine);
     bind_transfers(engine);
     bind_messages(engine);

@@ -148,7 +148,8 @@ private:
             opened.set_exception(std::current_exception());
             return;
         }
-        for (uint32_t idle_turns = 0; !is_stopping_.load(std::memory_order_acquire) || num_under_way_ != 0;) {
+        for (uint32_t idle_turns = 0;;) {
+            const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
             bool is_busy = false;
             while (const auto request = requests_.take()) {
                 (*request)();
@@ -157,7 +158,10 @@ private:
             is_busy |= send_more();
             is_busy |= post_more();
             for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
-            if (is_stopping_.load(std::memory_order_acquire)) fail_what_waits();
+            if (is_stopping) {
+                fail_what_waits();
+                if (!is_busy && num_under_way_ == 0) break;
+            }
             idle_turns = is_busy ? 0 : idle_turns + 1;
             if (idle_turns > kSpins) rest(idle_turns);
         }
