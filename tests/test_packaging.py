@@ -120,7 +120,7 @@ def test_an_installation_has_all_headers_of_a_kernel(installed):
 
 def test_without_a_compiler_the_same_is_installed_except_for_the_extension(installed, bare):
     missing = {name.partition(".cpython")[0] for name in names_in(installed) - names_in(bare)}
-    assert missing == {"tracekern/_C"}
+    assert missing - {"tracekern/_fabric"} == {"tracekern/_C"}  # the former is built where libfabric's headers are
     assert names_in(bare) <= names_in(installed)
 
 
