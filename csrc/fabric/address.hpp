@@ -16,34 +16,6 @@ struct DomainAddress {
 
     bool operator==(const DomainAddress&) const = default;
 
-    std::string text() const {
-        constexpr char kDigits[] = "0123456789abcdef";
-        std::string hex;
-        for (const char byte : bytes) {
-            hex += kDigits[static_cast<uint8_t>(byte) >> 4];
-            hex += kDigits[static_cast<uint8_t>(byte) & 15];
-        }
-        return hex;
-    }
-    // Throws std::invalid_argument for what text() never returns.
-    static DomainAddress from_text(std::string_view text) {
-        const auto digit = [&](char letter) {
-            if (letter >= '0' && letter <= '9') return letter - '0';
-            if (letter >= 'a' && letter <= 'f') return letter - 'a' + 10;
-            throw std::invalid_argument("a domain address is pairs of the digits 0 to f; got '" +
-                                        std::string(text.substr(0, 40)) + "'");
-        };
-        if (text.empty() || text.size() % 2 || text.size() > 2 * kMaxBytes) {
-            throw std::invalid_argument("a domain address has 1 to " + std::to_string(kMaxBytes) +
-                                        " bytes, two digits each; got " + std::to_string(text.size()) + " digits");
-        }
-        DomainAddress address;
-        for (size_t i = 0; i < text.size(); i += 2) {
-            address.bytes += static_cast<char>(digit(text[i]) << 4 | digit(text[i + 1]));
-        }
-        return address;
-    }
-
     static constexpr size_t kMaxBytes = 256;
 };
 

@@ -55,24 +55,13 @@ PageList page_list(const std::vector<uint64_t>& indices, uint64_t stride, uint64
 void bind_names(py::module_& module) {
     py::class_<DomainAddress>(module, "DomainAddress")
         .def(py::init([](const py::bytes& bytes) { return DomainAddress{bytes}; }))
-        .def_static("from_text", &DomainAddress::from_text)
-        .def_property_readonly("bytes", [](const DomainAddress& address) { return py::bytes(address.bytes); })
-        .def("__str__", &DomainAddress::text)
-        .def("__repr__", [](const DomainAddress& address) { return "DomainAddress(" + address.text() + ")"; })
-        .def("__eq__", [](const DomainAddress& one, const DomainAddress& other) { return one == other; })
-        .def("__hash__", [](const DomainAddress& address) { return std::hash<std::string>()(address.bytes); })
-        .def(py::pickle([](const DomainAddress& address) { return py::bytes(address.bytes); },
-                        [](const py::bytes& bytes) { return DomainAddress{bytes}; }));
+        .def_property_readonly("bytes", [](const DomainAddress& address) { return py::bytes(address.bytes); });
     using Descriptor = MemoryRegionDescriptor;
     py::class_<Descriptor>(module, "MemoryRegionDescriptor")
         .def_static("from_bytes", [](const py::bytes& bytes) { return unpack_descriptor(std::string(bytes)); })
         .def("to_bytes", [](const Descriptor& descriptor) { return py::bytes(pack(descriptor)); })
         .def_readonly("num_bytes", &Descriptor::bytes)
-        .def_property_readonly("num_domains", [](const Descriptor& descriptor) { return descriptor.ways.size(); })
-        .def("__eq__", [](const Descriptor& one, const Descriptor& other) { return one == other; })
-        .def("__hash__", [](const Descriptor& descriptor) { return std::hash<std::string>()(pack(descriptor)); })
-        .def(py::pickle([](const Descriptor& descriptor) { return py::bytes(pack(descriptor)); },
-                        [](const py::bytes& bytes) { return unpack_descriptor(std::string(bytes)); }));
+        .def_property_readonly("num_domains", [](const Descriptor& descriptor) { return descriptor.ways.size(); });
     py::class_<ImmCounter, std::shared_ptr<ImmCounter>>(module, "ImmCounter")
         .def_property_readonly("imm", &ImmCounter::imm)
         .def_property_readonly("count", &ImmCounter::count)
@@ -177,8 +166,6 @@ void bind_messages(py::class_<Engine, EngineHolder>& engine) {
 
 PYBIND11_MODULE(_fabric, module) {
     module.doc() = "tracekern's compiled part for transfers over libfabric";
-    module.attr("max_domains") = kMaxDomains;
-    module.attr("max_payload_bytes") = kMaxPayloadBytes;
     bind_names(module);
     py::class_<Engine, EngineHolder> engine(module, "TransferEngine");
     bind_memory(engine);

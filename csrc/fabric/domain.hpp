@@ -18,9 +18,8 @@ namespace tracekern {
 // What the provider calls back with; the first 64 bytes are the provider's while the operation is under way.
 struct Operation {
     fi_context2 context;
-    void* owner;  // of whoever posted it
-    uint64_t bytes;
-    uint64_t index;   // of the owner
+    void* owner;      // the transfer that it is part of
+    uint64_t index;   // its domain; of a message its buffer
     Operation* next;  // in the pool
 };
 
@@ -83,8 +82,6 @@ public:
     }
 
     const DomainAddress& address() const { return address_; }
-    const Net& net() const { return net_; }
-    uint64_t max_write_bytes() const { return info_->ep_attr->max_msg_size; }
 
     // key: what the provider takes where it does not choose one itself.
     DomainMemory register_memory(void* at, uint64_t bytes, uint64_t key) {
@@ -112,7 +109,7 @@ public:
     // ---- posting: 0, -FI_EAGAIN for later, or another error ----
 
     // Completes when the bytes are in the peer's memory: a local completion would prove nothing.
-    int64_t post_write(const WritePiece& piece, Operation* operation, bool more) {
+    int64_t post_write(const WritePiece& piece, Operation* operation) {
         iovec src{const_cast<char*>(piece.src), piece.bytes};
         void* local = piece.local;
         fi_rma_iov dst{piece.remote, piece.bytes, piece.key};
@@ -125,10 +122,8 @@ public:
         message.rma_iov_count = 1;
         message.context = &operation->context;
         message.data = piece.imm;
-        return fi_writemsg(
-            endpoint_,
-            &message,
-            FI_COMPLETION | FI_DELIVERY_COMPLETE | (piece.has_imm ? FI_REMOTE_CQ_DATA : 0) | (more ? FI_MORE : 0));
+        const uint64_t imm_flag = piece.has_imm ? FI_REMOTE_CQ_DATA : 0;
+        return fi_writemsg(endpoint_, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE | imm_flag);
     }
     int64_t post_send(const void* at, uint64_t bytes, void* local, fi_addr_t peer, Operation* operation) {
         return fi_send(endpoint_, at, bytes, local, peer, &operation->context);

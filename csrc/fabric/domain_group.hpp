@@ -70,7 +70,6 @@ public:
 
     std::shared_ptr<MemoryRegion> register_memory(uint64_t number, void* at, uint64_t bytes) {
         auto region = std::make_shared<MemoryRegion>();
-        region->number = number;
         region->at = static_cast<char*>(at);
         region->bytes = bytes;
         call([&] {
@@ -266,7 +265,7 @@ private:
                                way.key,
                                transfer->imm.has_value(),
                                transfer->imm.value_or(0)};
-        const int64_t result = domains_[piece.domain]->post_write(write, operation, /*more=*/false);
+        const int64_t result = domains_[piece.domain]->post_write(write, operation);
         if (result != 0) {
             give_back(operation);
             if (result == -FI_EAGAIN) return false;

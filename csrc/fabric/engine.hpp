@@ -192,7 +192,6 @@ private:
             return;
         }
         auto transfer = std::make_shared<Transfer>();
-        transfer->number = num_transfers_.fetch_add(1, std::memory_order_relaxed) + 1;
         transfer->src = std::move(src);
         transfer->dst = dst;
         transfer->pieces = std::move(pieces);
@@ -210,7 +209,6 @@ private:
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;
     uint64_t num_regions_ = 0;
     std::atomic<uint32_t> turn_ = 0;
-    std::atomic<uint64_t> num_transfers_ = 0;
 };
 
 }  // namespace tracekern

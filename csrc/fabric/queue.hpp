@@ -38,9 +38,6 @@ public:
         return std::make_unique<Item>(std::move(node->item));
     }
 
-    // Whether something was put since the last take() that found nothing. Any thread.
-    bool has_new() const { return last_.load(std::memory_order_relaxed) != nullptr; }
-
 private:
     struct Node {
         Item item;

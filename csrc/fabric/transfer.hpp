@@ -16,7 +16,6 @@ namespace tracekern {
 
 // Memory that this engine registered.
 struct MemoryRegion {
-    uint64_t number = 0;
     char* at = nullptr;
     uint64_t bytes = 0;
     std::vector<DomainMemory> ways;  // one a domain
@@ -32,7 +31,6 @@ struct TransferPiece {
 };
 
 struct Transfer {
-    uint64_t number = 0;
     std::shared_ptr<MemoryRegion> src;  // none where nothing is read
     MemoryRegionDescriptor dst;
     std::vector<TransferPiece> pieces;

@@ -35,7 +35,7 @@ class ChannelRow(NamedTuple):
     key: tuple[str, ...]
     """Fields."""
     initial: int
-    """What is there before any signal."""
+    """Level before any signal."""
     tail: str
     """Name of the channel of kind count that says what its ring holds; "" for none."""
 

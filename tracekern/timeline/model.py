@@ -97,7 +97,7 @@ class Channel:
     initial: int = 0
     """Level of a channel before any signal, if its kind has levels. A wait that wants no more waits for nobody."""
     tail: str = ""
-    """Of kind CREDIT: the channel of kind COUNT with the same key that says what its ring holds; "" for none."""
+    """Channel of kind COUNT, with the same key, that says what the ring of this CREDIT holds; "" for none."""
 
 
 @dataclass(frozen=True)

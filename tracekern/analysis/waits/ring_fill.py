@@ -18,7 +18,7 @@ class RingFill:
     channel: str
     tail: str
     slots: int
-    """Of a ring; 0 where the channel does not say it."""
+    """How many a ring has; 0 where the channel does not say it."""
     sender: int
     receiver: int
     num_rings: int

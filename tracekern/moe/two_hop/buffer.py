@@ -44,7 +44,7 @@ class Buffer:
     """
 
     num_sms = 20
-    """Of get_dispatch_config()."""
+    """What get_dispatch_config() goes by."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ MAX_TOPK = 128
 LINE_BYTES = 128
 """Parts of the heap are multiples of it."""
 MAX_SLOTS = (1 << 14) - 1
-"""Of a ring: the events have 14 bits for a slot."""
+"""Most slots of a ring: the events have 14 bits for one."""
 NODE_PEERS = 8
 """Ranks of a node where nobody says how many there are, as in DeepEP."""
 FAULT_SLOTS = dict.fromkeys(
