@@ -181,6 +181,16 @@ def test_messages_arrive_whole(tcp):
     assert sorted(messages) == sorted(sent)
 
 
+@pytest.mark.parametrize("address", [b"nobody", b"x" * 200])
+def test_a_message_to_no_address_is_an_error_and_the_engine_goes_on(tcp, address):
+    done = Done()
+    tcp.source.submit_send(DomainAddress(address), b"hello", done)
+    (error,) = done.wait()
+    assert str(error) == "send: tcp: not an address of this network"
+    tcp.source.submit_write(tcp.src, tcp.dst, 8, on_done=done)
+    assert done.wait() == [error, None]
+
+
 def test_names_travel_as_bytes_and_text(tcp):
     address = tcp.source.main_address
     assert DomainAddress.from_text(str(address)) == DomainAddress(bytes(address)) == address

@@ -101,8 +101,10 @@ public:
 
     fi_addr_t insert(const DomainAddress& address) {
         fi_addr_t place = FI_ADDR_UNSPEC;
-        const int inserted = fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr);
-        if (inserted != 1) throw std::runtime_error(net_.provider + ": not an address of this network");
+        // The provider reads as many bytes as its own addresses have.
+        const bool is_whole = address.bytes.size() == address_.bytes.size();
+        if (!is_whole || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
+            throw std::runtime_error(net_.provider + ": not an address of this network");
         return place;
     }
 

@@ -87,8 +87,11 @@ public:
     }
     void send(DomainAddress to, std::string payload, OnDone on_done) {
         requests_.put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
-            Message message{MessageKind::payload, engine_, {}, payload};
-            send_message(domains_[0]->insert(to), message, on_done);
+            try {
+                send_message(domains_[0]->insert(to), {MessageKind::payload, engine_, {}, payload}, on_done);
+            } catch (const std::runtime_error& error) {
+                end_message(on_done, std::string("send: ") + error.what());
+            }
         });
     }
     void on_message(OnMessage on_message) {
@@ -396,8 +399,8 @@ private:
         if (error.empty()) {
             try {
                 receive(unpack_message({buffer.at, bytes}));
-            } catch (const std::invalid_argument&) {
-                // Not from an engine: nobody to answer.
+            } catch (const std::exception&) {
+                // Not from an engine, or with addresses of another network: nobody to answer.
             }
         }
         post_recv(buffer);
