@@ -13,41 +13,50 @@
 #include <string>
 #include <utility>
 
+#include "fabric/trace.hpp"
+
 namespace tracekern {
 
 // Counts one immediate for as long as it lives: early arrivals are kept, and what is more than was waited for stays for
 // the next wait.
 class ImmCounter {
 public:
-    explicit ImmCounter(uint32_t imm, uint64_t early) : imm_(imm), count_(early) {}
+    ImmCounter(uint32_t imm, uint64_t early, std::shared_ptr<WaitTrace> trace)
+        : imm_(imm), trace_(std::move(trace)), arrived_(early) {}
 
     uint32_t imm() const { return imm_; }
     uint64_t count() const {
         const std::lock_guard lock(mutex_);
-        return count_;
+        return arrived_ - taken_;
     }
 
     // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit.
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
         std::unique_lock lock(mutex_);
-        if (!arrived_.wait_for(lock, limit, [&] { return count_ >= count; })) return false;
-        count_ -= count;
+        const RecordedSpan span = trace_->begin(imm_, taken_ + count);
+        if (!changed_.wait_for(lock, limit, [&] { return arrived_ - taken_ >= count; })) return false;
+        taken_ += count;
+        trace_->end(span);
         return true;
     }
 
-    void add_one() {
+    // Returns how many have arrived, with this one.
+    uint64_t add_one() {
+        uint64_t number;
         {
             const std::lock_guard lock(mutex_);
-            ++count_;
+            number = ++arrived_;
         }
-        arrived_.notify_all();
+        changed_.notify_all();
+        return number;
     }
 
 private:
     const uint32_t imm_;
+    const std::shared_ptr<WaitTrace> trace_;
     mutable std::mutex mutex_;
-    std::condition_variable arrived_;
-    uint64_t count_;  // that no wait has taken
+    std::condition_variable changed_;
+    uint64_t arrived_, taken_ = 0;  // taken by waits
 };
 
 // Those of an engine. An immediate has one user at a time: an expectation, which is released when it is reached, or a
@@ -75,7 +84,7 @@ public:
     std::shared_ptr<ImmCounter> make_counter(uint32_t imm) {
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);
-        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0));
+        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_);
         return entry.counter;
     }
 
@@ -95,27 +104,29 @@ public:
         callback_ = std::move(callback);
     }
 
-    // What has to be called now that one has arrived; nothing most of the time.
-    Reached add(uint32_t imm) {
+    WaitTrace& trace() { return *trace_; }
+
+    // (how many have come for its user, what has to be called now that one has arrived: nothing most of the time)
+    std::pair<uint64_t, Reached> add(uint32_t imm) {
         const std::lock_guard lock(mutex_);
         const auto found = entries_.find(imm);
-        if (found == entries_.end() && callback_) return [callback = callback_, imm] { callback(imm); };
+        if (found == entries_.end() && callback_) return {0, [callback = callback_, imm] { callback(imm); }};
         Entry& entry = found == entries_.end() ? entries_[imm] : found->second;
-        if (entry.counter) {
-            entry.counter->add_one();
-        } else if (!entry.reached) {
+        if (entry.counter) return {entry.counter->add_one(), {}};
+        const uint64_t number = ++entry.arrived;
+        if (!entry.reached) {
             ++entry.early;
         } else if (--entry.wanted == 0) {
             Reached reached = std::move(entry.reached);
             entries_.erase(imm);
-            return reached;
+            return {number, std::move(reached)};
         }
-        return {};
+        return {number, {}};
     }
 
 private:
     struct Entry {
-        uint64_t early = 0;
+        uint64_t arrived = 0, early = 0;
         uint64_t wanted = 0;
         Reached reached;
         std::shared_ptr<ImmCounter> counter;
@@ -133,6 +144,7 @@ private:
         if (entries_[imm].early == 0) entries_.erase(imm);
     }
 
+    const std::shared_ptr<WaitTrace> trace_ = std::make_shared<WaitTrace>();
     std::mutex mutex_;
     std::map<uint32_t, Entry> entries_;
     std::function<void(uint32_t)> callback_;
