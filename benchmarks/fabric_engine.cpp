@@ -24,7 +24,7 @@ public:
         std::vector<double> half;
         for (uint64_t i = 0; i < count; ++i) {
             const double began = roles::now();
-            submit(0, [](const std::string&) {});
+            submit(0, {});
             wait_for_imms(1);
             half.push_back((roles::now() - began) / 2);
         }
@@ -33,7 +33,7 @@ public:
     void pong(uint64_t count) {
         for (uint64_t i = 0; i < count; ++i) {
             wait_for_imms(1);
-            submit(0, [](const std::string&) {});
+            submit(0, {});
         }
     }
     void wait_for(roles::Channel& channel) { channel.get(); }

@@ -1,6 +1,7 @@
 // Counts of immediates: how a receiver learns that writes have arrived, in whatever order they did.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -13,41 +14,59 @@
 #include <string>
 #include <utility>
 
+#include "fabric/turns.hpp"
+
 namespace tracekern {
 
 // Counts one immediate for as long as it lives: early arrivals are kept, and what is more than was waited for stays for
 // the next wait.
 class ImmCounter {
 public:
-    explicit ImmCounter(uint32_t imm, uint64_t early) : imm_(imm), count_(early) {}
+    ImmCounter(uint32_t imm, uint64_t early, std::shared_ptr<Turns> turns)
+        : imm_(imm), count_(early), turns_(std::move(turns)) {}
 
     uint32_t imm() const { return imm_; }
-    uint64_t count() const {
-        const std::lock_guard lock(mutex_);
-        return count_;
-    }
+    uint64_t count() const { return count_.load(std::memory_order_relaxed); }
 
-    // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit.
+    // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit. Does
+    // the worker's turns for a while, then blocks.
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
+        if (turns_->wait([&] { return take(count); }, limit)) return true;
         std::unique_lock lock(mutex_);
-        if (!arrived_.wait_for(lock, limit, [&] { return count_ >= count; })) return false;
-        count_ -= count;
-        return true;
+        // Sequentially consistent, as in add_one(): of the load of count_ there and this store, or of the add there and
+        // the look at count_ here, one comes first. Either that sees who blocks, or this sees the arrival.
+        num_blocked_.fetch_add(1, std::memory_order_seq_cst);
+        const bool has_come = arrived_.wait_for(lock, limit, [&] { return take(count); });
+        num_blocked_.fetch_sub(1, std::memory_order_relaxed);
+        return has_come;
     }
 
     void add_one() {
+        count_.fetch_add(1, std::memory_order_seq_cst);
+        if (num_blocked_.load(std::memory_order_seq_cst) == 0) return;
         {
             const std::lock_guard lock(mutex_);
-            ++count_;
-        }
+        }  // who is about to block has
         arrived_.notify_all();
     }
 
 private:
+    // Who takes the arrivals sees what the thread saw that counted them; sequentially consistent for wait() and
+    // add_one().
+    bool take(uint64_t count) {
+        uint64_t here = count_.load(std::memory_order_seq_cst);
+        while (here >= count) {
+            if (count_.compare_exchange_weak(here, here - count, std::memory_order_seq_cst)) return true;
+        }
+        return false;
+    }
+
     const uint32_t imm_;
-    mutable std::mutex mutex_;
+    std::atomic<uint64_t> count_;  // that no wait has taken
+    const std::shared_ptr<Turns> turns_;
+    std::atomic<uint32_t> num_blocked_ = 0;
+    std::mutex mutex_;
     std::condition_variable arrived_;
-    uint64_t count_;  // that no wait has taken
 };
 
 // Those of an engine. An immediate has one user at a time: an expectation, which is released when it is reached, or a
@@ -56,6 +75,9 @@ private:
 class ImmCounters {
 public:
     using Reached = std::function<void()>;
+
+    // turns: what a thread may do while it waits.
+    explicit ImmCounters(std::shared_ptr<Turns> turns) : turns_(std::move(turns)) {}
 
     // Calls reached() once, as soon as `count` have arrived, early ones included. Throws std::invalid_argument if the
     // immediate has a user.
@@ -75,7 +97,7 @@ public:
     std::shared_ptr<ImmCounter> make_counter(uint32_t imm) {
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);
-        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0));
+        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), turns_);
         return entry.counter;
     }
 
@@ -133,6 +155,7 @@ private:
         if (entries_[imm].early == 0) entries_.erase(imm);
     }
 
+    const std::shared_ptr<Turns> turns_;
     std::mutex mutex_;
     std::map<uint32_t, Entry> entries_;
     std::function<void(uint32_t)> callback_;
