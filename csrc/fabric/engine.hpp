@@ -30,7 +30,7 @@ public:
         }
         callbacks_ = std::make_unique<CallbackThread>();
         group_ = std::make_unique<DomainGroup>(
-            *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_);
+            *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_, *turns_);
     }
     ~TransferEngine() { stop(); }
 
@@ -213,7 +213,8 @@ private:
 
     const std::shared_ptr<const FabricLibrary> library_;
     const uint64_t number_;
-    ImmCounters imms_;
+    const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
+    ImmCounters imms_{turns_};
     std::unique_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     mutable std::mutex mutex_;  // of the regions

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -136,12 +137,15 @@ public:
         const uint32_t num_tracks = static_cast<uint32_t>(EngineTrack::first_domain) + num_domains;
         ++recording_;
         track_ = std::make_unique<HostTrack>(launch, static_cast<uint32_t>(EngineTrack::waits), num_tracks);
+        is_on_.store(true, std::memory_order_relaxed);
     }
     void stop() {
         const std::lock_guard lock(mutex_);
+        is_on_.store(false, std::memory_order_relaxed);
         track_.reset();
     }
     RecordedSpan begin(uint32_t imm, uint64_t wanted) {
+        if (!is_on_.load(std::memory_order_relaxed)) return {};  // a wait that begins meanwhile may be missed
         const std::lock_guard lock(mutex_);
         if (!track_) return {};
         return {track_->begin<TransferEvent::wait_imm>(HostTrack::now(), imm, wanted), recording_};
@@ -154,6 +158,7 @@ public:
     }
 
 private:
+    std::atomic<bool> is_on_ = false;
     std::mutex mutex_;
     std::unique_ptr<HostTrack> track_;
     uint32_t recording_ = 0;

@@ -45,6 +45,8 @@ struct Transfer {
     uint64_t number = 0;
     RecordedSpan whole, queued;
 
+    // Posting it takes no longer than handing it to another thread.
+    bool is_short() const { return pieces.size() == 1 && pieces[0].bytes <= 4096; }
     bool is_over() const { return num_ended == num_posted && (num_posted == pieces.size() || !error.empty()); }
 };
 
