@@ -1,0 +1,155 @@
+// The engines that this one has met: where they are, whether they have answered, and what waits for that. The worker's.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fabric/domain.hpp"
+#include "fabric/mailbox.hpp"
+#include "fabric/messages.hpp"
+#include "fabric/transfer.hpp"
+
+namespace tracekern {
+
+enum class PeerState { connecting, ready, refused };
+
+struct Peer {
+    PeerState state = PeerState::connecting;
+    std::vector<fi_addr_t> at;  // one a domain
+    std::string why;            // refused
+    std::chrono::steady_clock::time_point until;
+    std::vector<std::shared_ptr<Transfer>> waiting;
+};
+
+class Peers {
+public:
+    // What becomes of a transfer that has waited.
+    struct Hooks {
+        std::function<void(const std::shared_ptr<Transfer>&, const Peer&)> start;
+        std::function<void(const std::shared_ptr<Transfer>&, const std::string&)> fail;
+    };
+
+    Peers(uint64_t engine,
+          const std::vector<std::unique_ptr<Domain>>& domains,
+          const std::vector<DomainAddress>& addresses,
+          std::chrono::nanoseconds connect_limit,
+          Mailbox& mailbox,
+          Hooks hooks)
+        : engine_(engine),
+          domains_(domains),
+          addresses_(addresses),
+          connect_limit_(connect_limit),
+          mailbox_(mailbox),
+          hooks_(std::move(hooks)) {}
+
+    const Peer& at(uint64_t engine) const { return peers_.at(engine); }
+
+    // Starts a transfer once its peer has answered.
+    void start(const std::shared_ptr<Transfer>& transfer) {
+        Peer& peer = meet(transfer->dst);
+        if (peer.state == PeerState::refused) return hooks_.fail(transfer, peer.why);
+        if (peer.state == PeerState::connecting) {
+            peer.waiting.push_back(transfer);
+            return;
+        }
+        hooks_.start(transfer, peer);
+    }
+
+    void receive(const Message& message) {
+        if (message.kind == MessageKind::hello) return welcome(message);
+        const auto found = peers_.find(message.engine);
+        if (found == peers_.end() || found->second.state != PeerState::connecting) return;
+        if (message.kind == MessageKind::refusal) return refuse(found->second, message.text);
+        make_ready(found->second);
+    }
+
+    void give_up_on_silent() {
+        if (num_connecting_ == 0) return;
+        const auto now = std::chrono::steady_clock::now();
+        for (auto& [number, peer] : peers_) {
+            if (peer.state == PeerState::connecting && !peer.waiting.empty() && now > peer.until) {
+                refuse(peer, "the peer has not answered within the time limit");
+            }
+        }
+    }
+    void fail_waiting(const std::string& why) {
+        for (auto& [number, peer] : peers_) {
+            for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.fail(transfer, why);
+        }
+    }
+
+private:
+    // The engine that a descriptor is of; the first time it is told hello.
+    Peer& meet(const MemoryRegionDescriptor& descriptor) {
+        const auto found = peers_.find(descriptor.engine);
+        if (found != peers_.end()) return found->second;
+        std::vector<DomainAddress> addresses;
+        for (const auto& way : descriptor.ways) addresses.push_back(way.address);
+        Peer& peer = peers_[descriptor.engine];
+        try {
+            insert(peer, addresses);
+        } catch (const std::runtime_error& error) {
+            peer.state = PeerState::refused;
+            peer.why = error.what();
+            return peer;
+        }
+        peer.until = std::chrono::steady_clock::now() + connect_limit_;
+        mailbox_.send(peer.at[0], {MessageKind::hello, engine_, addresses_, ""}, [](const std::string&) {});
+        ++num_connecting_;
+        return peer;
+    }
+    void insert(Peer& peer, const std::vector<DomainAddress>& addresses) {
+        peer.at.clear();
+        for (size_t i = 0; i < addresses.size(); ++i) peer.at.push_back(domains_.at(i)->insert(addresses[i]));
+    }
+
+    // Both sides must know each other's addresses before the first write.
+    void welcome(const Message& hello) {
+        const size_t theirs = hello.addresses.size();
+        if (theirs == 0) return;
+        const fi_addr_t to = domains_[0]->insert(hello.addresses[0]);
+        const auto ignore = [](const std::string&) {};
+        if (theirs != domains_.size()) {
+            const std::string why = "the peer has " + std::to_string(domains_.size()) + " domains, this engine " +
+                                    std::to_string(theirs) + "; wanted as many on each side";
+            return mailbox_.send(to, {MessageKind::refusal, engine_, {}, why}, ignore);
+        }
+        Peer& peer = peers_[hello.engine];  // it knows this engine's addresses already
+        if (peer.at.empty()) {
+            insert(peer, hello.addresses);
+            peer.state = PeerState::ready;
+        } else if (peer.state == PeerState::connecting) {
+            make_ready(peer);
+        }
+        mailbox_.send(to, {MessageKind::welcome, engine_, addresses_, ""}, ignore);
+    }
+
+    void make_ready(Peer& peer) {
+        --num_connecting_;
+        peer.state = PeerState::ready;
+        for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.start(transfer, peer);
+    }
+    void refuse(Peer& peer, const std::string& why) {
+        --num_connecting_;
+        peer.state = PeerState::refused;
+        peer.why = why;
+        for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.fail(transfer, why);
+    }
+
+    const uint64_t engine_;
+    const std::vector<std::unique_ptr<Domain>>& domains_;
+    const std::vector<DomainAddress>& addresses_;  // of this engine
+    const std::chrono::nanoseconds connect_limit_;
+    Mailbox& mailbox_;
+    const Hooks hooks_;
+    std::map<uint64_t, Peer> peers_;  // by engine
+    uint32_t num_connecting_ = 0;
+};
+
+}  // namespace tracekern

@@ -1,0 +1,131 @@
+// Transfers that have started: which writes are posted, which are left, and which have ended. The worker's.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fabric/callbacks.hpp"
+#include "fabric/domain.hpp"
+#include "fabric/peers.hpp"
+#include "fabric/transfer.hpp"
+
+namespace tracekern {
+
+class TransferQueue {
+public:
+    TransferQueue(const FabricLibrary& library,
+                  const std::vector<std::unique_ptr<Domain>>& domains,
+                  CallbackThread& callbacks)
+        : library_(library), domains_(domains), callbacks_(callbacks), under_way_(domains.size(), 0) {}
+
+    uint64_t num_under_way() const { return num_under_way_; }
+
+    void start(const std::shared_ptr<Transfer>& transfer, const Peer& peer) {
+        active_.push_back(transfer);
+        post_one(transfer, peer);  // at once: others may have thousands to go
+    }
+
+    // Posts what there is room for.
+    bool post_more(const Peers& peers) {
+        bool is_busy = false;
+        for (size_t turn = active_.size(); turn > 0; --turn) {
+            const auto transfer = std::move(active_.front());
+            active_.pop_front();
+            const Peer& peer = peers.at(transfer->dst.engine);
+            while (post_one(transfer, peer)) is_busy = true;
+            if (transfer->num_posted < transfer->pieces.size() && transfer->error.empty()) active_.push_back(transfer);
+        }
+        return is_busy;
+    }
+
+    // Takes a write that has ended.
+    void take(Operation* operation, const std::string& error) {
+        const auto transfer = transfers_.at(static_cast<Transfer*>(operation->owner));
+        --under_way_[operation->index];
+        --num_under_way_;
+        give_back(operation);
+        ++transfer->num_ended;
+        if (!error.empty() && transfer->error.empty()) transfer->error = "write: " + error;
+        end_if_over(transfer);
+    }
+
+    void end(const std::shared_ptr<Transfer>& transfer, const std::string& error) {
+        callbacks_.put([on_done = std::move(transfer->on_done), error] { on_done(error); });
+    }
+    // Those that have writes left to post.
+    void fail_active(const std::string& why) {
+        for (const auto& transfer : std::exchange(active_, {})) {
+            if (transfer->error.empty()) transfer->error = why;
+            end_if_over(transfer);
+        }
+    }
+
+private:
+    static constexpr uint32_t kWindow = 256;  // writes under way in a domain
+
+    // Posts the next write of a transfer; false: no room now, or none is left.
+    bool post_one(const std::shared_ptr<Transfer>& transfer, const Peer& peer) {
+        if (transfer->num_posted == transfer->pieces.size() || !transfer->error.empty()) return false;
+        const TransferPiece& piece = transfer->pieces[transfer->num_posted];
+        if (under_way_[piece.domain] == kWindow) return false;
+        const auto& way = transfer->dst.ways[piece.domain];
+        const MemoryRegion* src = transfer->src.get();
+        Operation* operation = take_operation();
+        operation->owner = transfer.get();
+        operation->index = piece.domain;
+        const WritePiece write{src ? src->at + piece.src : nullptr,
+                               piece.bytes,
+                               src ? src->ways[piece.domain].local : nullptr,
+                               peer.at[piece.domain],
+                               way.base + piece.dst,
+                               way.key,
+                               transfer->imm.has_value(),
+                               transfer->imm.value_or(0)};
+        const int64_t result = domains_[piece.domain]->post_write(write, operation);
+        if (result != 0) {
+            give_back(operation);
+            if (result == -FI_EAGAIN) return false;
+            transfer->error = library_.describe("write", result);
+            end_if_over(transfer);
+            return false;
+        }
+        if (transfer->num_posted++ == 0) transfers_[transfer.get()] = transfer;
+        ++under_way_[piece.domain];
+        ++num_under_way_;
+        return true;
+    }
+
+    void end_if_over(const std::shared_ptr<Transfer>& transfer) {
+        if (!transfer->is_over()) return;
+        end(transfer, transfer->error);
+        transfers_.erase(transfer.get());
+    }
+
+    Operation* take_operation() {
+        if (!free_operations_) {
+            operations_.push_back(std::make_unique<Operation>());
+            return operations_.back().get();
+        }
+        return std::exchange(free_operations_, free_operations_->next);
+    }
+    void give_back(Operation* operation) {
+        operation->owner = nullptr;
+        operation->next = std::exchange(free_operations_, operation);
+    }
+
+    const FabricLibrary& library_;
+    const std::vector<std::unique_ptr<Domain>>& domains_;
+    CallbackThread& callbacks_;
+    std::deque<std::shared_ptr<Transfer>> active_;  // that have writes left to post
+    std::unordered_map<Transfer*, std::shared_ptr<Transfer>> transfers_;
+    std::vector<uint32_t> under_way_;  // writes in each domain
+    uint64_t num_under_way_ = 0;
+    std::vector<std::unique_ptr<Operation>> operations_;
+    Operation* free_operations_ = nullptr;
+};
+
+}  // namespace tracekern
