@@ -54,7 +54,7 @@ public:
     }
 
     void end(const std::shared_ptr<Transfer>& transfer, const std::string& error) {
-        callbacks_.put([on_done = std::move(transfer->on_done), error] { on_done(error); });
+        transfer->on_done.tell(error, callbacks_);
     }
     // Those that have writes left to post.
     void fail_active(const std::string& why) {
