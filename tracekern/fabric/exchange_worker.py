@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
@@ -17,7 +16,8 @@ import torch.distributed as dist
 
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, TracekernError
-from tracekern.fabric.engine import MemoryRegionDescriptor, Net, PageIndices, TransferEngine, TransferError
+from tracekern.fabric.done import DoneFlag
+from tracekern.fabric.engine import MemoryRegionDescriptor, Net, PageIndices, TransferEngine
 from tracekern.fabric.exchange import CAPTURE, OPTIONS, PROGRESS, REPORT, Exchange, ExchangeReport
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter
@@ -120,32 +120,12 @@ class _Pages:
                 self.wrong_bytes += int((self._received[peer] != _value(peer, iteration)).sum())
         self._group.barrier()
 
-    def _submit(self, peer: int, imm: int) -> _End:
-        options, end = self._options, _End()
+    def _submit(self, peer: int, imm: int) -> DoneFlag:
+        options, done = self._options, DoneFlag()
         src = PageIndices(range(options.pages), options.page_bytes)
         dst = PageIndices(range(options.pages), options.page_bytes, self._group.rank * options.bytes_to_each)
-        self.engine.submit_paged_writes(
-            self._src, src, self._dst[peer], dst, options.page_bytes, imm=imm, on_done=end.set
-        )
-        return end
-
-
-class _End:
-    """The end of one transfer."""
-
-    def __init__(self) -> None:
-        self._ended, self._error = threading.Event(), None
-
-    def set(self, error: TransferError | None) -> None:
-        self._error = error  # type: ignore[assignment]
-        self._ended.set()
-
-    def wait(self, timeout_s: float) -> None:
-        """Raises TransferError."""
-        if not self._ended.wait(timeout_s):
-            raise TransferError(f"a transfer has not ended within {timeout_s:g} s")
-        if self._error is not None:
-            raise self._error
+        self.engine.submit_paged_writes(self._src, src, self._dst[peer], dst, options.page_bytes, imm=imm, on_done=done)
+        return done
 
 
 def _value(rank: int, iteration: int) -> int:
