@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "fabric/address.hpp"
 #include "fabric/nets.hpp"
@@ -77,10 +78,10 @@ public:
     }
     Domain(const Domain&) = delete;
     ~Domain() {
+        close_endpoint();
         const auto close = [](auto* object) {
             if (object) fi_close(&object->fid);
         };
-        close(endpoint_);
         close(addresses_);
         close(completions_);
         close(domain_);
@@ -88,7 +89,23 @@ public:
         if (info_) library_.freeinfo(info_);
     }
 
+    // What was posted is let go of: no memory is read or written any more. Memory is closed next, then the rest.
+    void close_endpoint() {
+        if (endpoint_) fi_close(&std::exchange(endpoint_, nullptr)->fid);
+    }
+
+    const Net& net() const { return net_; }
     const DomainAddress& address() const { return address_; }
+    bool has_socket_addresses() const {
+        return info_->addr_format == FI_SOCKADDR_IN || info_->addr_format == FI_SOCKADDR_IN6;
+    }
+    // "fi_sockaddr_in://127.0.0.1:40471"
+    std::string name_of(const DomainAddress& address) const {
+        char text[128] = "";
+        size_t size = sizeof(text);
+        fi_av_straddr(addresses_, address.bytes.data(), text, &size);
+        return text;
+    }
 
     // Can be read from when something may have come; -1: the provider has none.
     int descriptor() const { return descriptor_; }

@@ -20,18 +20,23 @@ struct EngineOptions {
     std::vector<Net> nets;  // 1 to 4, a domain each
     int pin_cpu = -1;
     std::chrono::nanoseconds connect_limit{};
+    std::chrono::nanoseconds transfer_limit{};  // for a transfer that says none; a peer that is silent for it is dead
 };
+
+// Of one transfer; nothing: the engine's.
+using Limit = std::optional<std::chrono::nanoseconds>;
 
 class TransferEngine {
 public:
     TransferEngine(std::shared_ptr<const FabricLibrary> library, const EngineOptions& options)
-        : library_(std::move(library)), number_(draw_number()) {
+        : library_(std::move(library)), number_(draw_number()), transfer_limit_(options.transfer_limit) {
         if (options.nets.empty() || options.nets.size() > kMaxDomains) {
             throw std::invalid_argument(std::to_string(options.nets.size()) + " domains; wanted 1 to 4");
         }
         callbacks_ = std::make_unique<CallbackThread>();
+        const PeerLimits limits{options.connect_limit, options.transfer_limit};
         group_ = std::make_unique<DomainGroup>(
-            *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_, *turns_);
+            *library_, options.nets, options.pin_cpu, number_, limits, *callbacks_, imms_, *turns_);
         watchers_ = std::make_unique<ScalarWatchers>();
     }
     ~TransferEngine() { end(); }
@@ -49,7 +54,7 @@ public:
         end();
     }
     // Its threads end with it, so that none of them can end it.
-    bool is_in_callback() const { return group_ && (callbacks_->is_here() || watchers_->is_here()); }
+    bool is_in_callback() const { return group_ && !is_forked() && (callbacks_->is_here() || watchers_->is_here()); }
 
     // Records into tracks that a capture has reserved, until stop_trace() or stop().
     void start_trace(TraceChoice tracks) {
@@ -63,12 +68,19 @@ public:
 
     // ---- memory ----
 
-    uint64_t register_memory(uint64_t at, uint64_t bytes) {
+    // owner: is kept for as long as anybody may write there or read from there.
+    uint64_t register_memory(uint64_t at, uint64_t bytes, std::shared_ptr<void> owner) {
         if (bytes == 0) throw std::invalid_argument("register_memory: 0 bytes; wanted at least 1");
+        auto& group = running();
+        auto region = std::make_shared<MemoryRegion>();
+        region->at = reinterpret_cast<char*>(at);
+        region->bytes = bytes;
+        region->owner = std::move(owner);
         const std::lock_guard lock(mutex_);
-        const uint64_t number = ++num_regions_;
-        regions_[number] = running().register_memory(number, reinterpret_cast<void*>(at), bytes);
-        return number;
+        region->number = ++num_regions_;
+        group.register_memory(region);
+        regions_[region->number] = region;
+        return region->number;
     }
     MemoryRegionDescriptor describe(uint64_t region) const {
         const auto memory = find(region);
@@ -78,24 +90,35 @@ public:
         }
         return descriptor;
     }
-    void unregister_memory(uint64_t region) {
-        const auto memory = find(region);
-        running().unregister_memory(memory);
+    // Returns "" when nobody can write there or read from there any more. Else who may still: it cannot be used, the
+    // memory is kept, and this can be called again.
+    std::string unregister_memory(uint64_t region, Limit limit) {
+        auto& group = running();
+        std::shared_ptr<MemoryRegion> memory;
+        {
+            const std::lock_guard lock(mutex_);
+            memory = at(retired_.contains(region) ? retired_ : regions_, region);
+            retired_[region] = memory;
+            regions_.erase(region);
+        }
+        std::string held = group.unregister_memory(memory, limit.value_or(transfer_limit_));
         const std::lock_guard lock(mutex_);
-        regions_.erase(region);
+        if (held.empty()) retired_.erase(region);
+        return held;
     }
 
     // ---- transfers: everything is checked here, before anything is posted ----
 
     // num_shards: 0 for one a domain. first_domain: turned by the caller.
-    void submit_write(uint64_t src_region,
-                      uint64_t src_offset,
-                      uint64_t bytes,
-                      const MemoryRegionDescriptor& dst,
-                      uint64_t dst_offset,
-                      std::optional<uint32_t> imm,
-                      uint32_t num_shards,
-                      OnDone on_done) {
+    uint64_t submit_write(uint64_t src_region,
+                          uint64_t src_offset,
+                          uint64_t bytes,
+                          const MemoryRegionDescriptor& dst,
+                          uint64_t dst_offset,
+                          std::optional<uint32_t> imm,
+                          uint32_t num_shards,
+                          Limit limit,
+                          OnDone on_done) {
         const auto src = find(src_region);
         check_peer(dst);
         check_range("source", src_offset, bytes, src->bytes);
@@ -107,16 +130,17 @@ public:
         }
         const uint32_t count = num_shards ? num_shards : num_domains();
         auto pieces = cut_write(src_offset, dst_offset, bytes, count, num_domains(), next_domain());
-        submit(src, dst, std::move(pieces), imm, std::move(on_done));
+        return submit(src, dst, std::move(pieces), imm, limit, std::move(on_done));
     }
 
-    void submit_paged_writes(uint64_t src_region,
-                             const PageList& src_pages,
-                             const MemoryRegionDescriptor& dst,
-                             const PageList& dst_pages,
-                             uint64_t page_bytes,
-                             std::optional<uint32_t> imm,
-                             OnDone on_done) {
+    uint64_t submit_paged_writes(uint64_t src_region,
+                                 const PageList& src_pages,
+                                 const MemoryRegionDescriptor& dst,
+                                 const PageList& dst_pages,
+                                 uint64_t page_bytes,
+                                 std::optional<uint32_t> imm,
+                                 Limit limit,
+                                 OnDone on_done) {
         const auto src = find(src_region);
         check_peer(dst);
         if (src_pages.indices.size() != dst_pages.indices.size()) {
@@ -126,18 +150,17 @@ public:
         }
         check_pages("source", src_pages, page_bytes, src->bytes);
         check_pages("destination", dst_pages, page_bytes, dst.bytes);
-        submit(src,
-               dst,
-               cut_pages(src_pages, dst_pages, page_bytes, num_domains(), next_domain()),
-               imm,
-               std::move(on_done));
+        auto pieces = cut_pages(src_pages, dst_pages, page_bytes, num_domains(), next_domain());
+        return submit(src, dst, std::move(pieces), imm, limit, std::move(on_done));
     }
 
     // An immediate alone.
-    void submit_imm(const MemoryRegionDescriptor& dst, uint32_t imm, OnDone on_done) {
+    uint64_t submit_imm(const MemoryRegionDescriptor& dst, uint32_t imm, Limit limit, OnDone on_done) {
         check_peer(dst);
-        submit(nullptr, dst, {{next_domain(), 0, 0, 0}}, imm, std::move(on_done));
+        return submit(nullptr, dst, {{next_domain(), 0, 0, 0}}, imm, limit, std::move(on_done));
     }
+    // Posts no more of a transfer; it ends when what is posted has. Nothing happens to one that has ended.
+    void cancel(uint64_t transfer) { running().cancel(transfer); }
 
     void submit_send(const DomainAddress& to, std::string payload, OnDone on_done) {
         if (payload.size() > kMaxPayloadBytes) {
@@ -150,7 +173,12 @@ public:
     }
     void on_message(OnMessage on_message) { running().on_message(std::move(on_message)); }
 
-    ImmCounters& imms() { return imms_; }
+    void on_peer(OnPeer on_peer) { running().on_peer(std::move(on_peer)); }
+
+    ImmCounters& imms() {
+        check_process();
+        return imms_;
+    }
     CallbackThread& callbacks() {
         running();
         return *callbacks_;
@@ -162,11 +190,26 @@ public:
         return watchers_->add(reinterpret_cast<uint64_t*>(word), std::move(on_change));
     }
     void unwatch(uint64_t number) {
-        if (watchers_) watchers_->remove(number);
+        if (watchers_ && !is_forked()) watchers_->remove(number);
     }
 
 private:
+    // A child of the process that made it has neither its threads nor its networks: they are left alone.
+    bool is_forked() const { return num_forks.load(std::memory_order_relaxed) != made_after_; }
+    void check_process() const {
+        if (is_forked()) {
+            throw std::runtime_error(
+                "the engine was made before this process was forked, and cannot be used here; make one after the fork");
+        }
+    }
+
     void end() {
+        if (is_forked()) {
+            (void)watchers_.release();
+            (void)group_.release();
+            (void)callbacks_.release();
+            return;
+        }
         imms_.trace().stop();
         watchers_.reset();
         group_.reset();
@@ -178,17 +221,24 @@ private:
     }
 
     DomainGroup& running() const {
+        check_process();
         if (!group_) throw std::runtime_error("the engine was stopped");
         return *group_;
     }
-    std::shared_ptr<MemoryRegion> find(uint64_t region) const {
-        const std::lock_guard lock(mutex_);
-        const auto found = regions_.find(region);
-        if (found == regions_.end()) {
+    using Regions = std::map<uint64_t, std::shared_ptr<MemoryRegion>>;
+
+    static const std::shared_ptr<MemoryRegion>& at(const Regions& regions, uint64_t region) {
+        const auto found = regions.find(region);
+        if (found == regions.end()) {
             throw std::invalid_argument("memory region " + std::to_string(region) +
                                         " is not registered here, or not any more");
         }
         return found->second;
+    }
+    std::shared_ptr<MemoryRegion> find(uint64_t region) const {
+        check_process();
+        const std::lock_guard lock(mutex_);
+        return at(regions_, region);
     }
     void check_peer(const MemoryRegionDescriptor& dst) const {
         if (dst.ways.size() != num_domains()) {
@@ -217,33 +267,45 @@ private:
     // Round robin, so that small writes are spread over all networks.
     uint32_t next_domain() { return turn_.fetch_add(1, std::memory_order_relaxed) % num_domains(); }
 
-    void submit(std::shared_ptr<MemoryRegion> src,
-                const MemoryRegionDescriptor& dst,
-                std::vector<TransferPiece> pieces,
-                std::optional<uint32_t> imm,
-                OnDone on_done) {
+    // Returns the transfer's number, which is as good as none where it has ended already.
+    uint64_t submit(std::shared_ptr<MemoryRegion> src,
+                    const MemoryRegionDescriptor& dst,
+                    std::vector<TransferPiece> pieces,
+                    std::optional<uint32_t> imm,
+                    Limit limit,
+                    OnDone on_done) {
         auto& group = running();
         on_done.claim();
-        if (pieces.empty()) return on_done.tell("", *callbacks_);
+        const uint64_t number = num_transfers_.fetch_add(1, std::memory_order_relaxed) + 1;
+        if (pieces.empty()) {
+            on_done.tell({}, *callbacks_);
+            return number;
+        }
         auto transfer = std::make_shared<Transfer>();
         transfer->src = std::move(src);
         transfer->dst = dst;
         transfer->pieces = std::move(pieces);
         transfer->imm = imm;
         transfer->on_done = std::move(on_done);
+        transfer->number = number;
+        transfer->until = std::chrono::steady_clock::now() + limit.value_or(transfer_limit_);
         group.submit(std::move(transfer));
+        return number;
     }
 
     const std::shared_ptr<const FabricLibrary> library_;
     const uint64_t number_;
+    const std::chrono::nanoseconds transfer_limit_;
+    const uint32_t made_after_ = num_forks;  // forks
     const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
     ImmCounters imms_{turns_};
     std::unique_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     std::unique_ptr<ScalarWatchers> watchers_;
-    mutable std::mutex mutex_;  // of the regions
-    std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;
+    mutable std::mutex mutex_;   // of the regions
+    Regions regions_, retired_;  // retired: on the way to be unregistered
     uint64_t num_regions_ = 0;
+    std::atomic<uint64_t> num_transfers_ = 0;
     std::atomic<uint32_t> turn_ = 0;
 };
 

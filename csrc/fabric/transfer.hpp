@@ -1,6 +1,7 @@
 // A transfer: what was asked for, cut into the writes that are posted, and what has become of them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,11 +15,19 @@
 
 namespace tracekern {
 
-// Memory that this engine registered.
+using TimePoint = std::chrono::steady_clock::time_point;
+
+struct Peer;
+
+// Memory that this engine registered. Whoever shares it keeps the memory alive: a write that a provider has not given
+// back may still be read from it.
 struct MemoryRegion {
+    uint64_t number = 0;  // of the engine
     char* at = nullptr;
     uint64_t bytes = 0;
+    std::shared_ptr<void> owner;     // keeps the memory
     std::vector<DomainMemory> ways;  // one a domain
+    bool is_revoked = false;         // the worker's: nobody is to use it any more
 };
 
 struct TransferPiece {
@@ -33,18 +42,25 @@ struct Transfer {
     std::vector<TransferPiece> pieces;
     std::optional<uint32_t> imm;  // with each piece
     OnDone on_done;
-
+    uint64_t number = 0;     // of the engine, counted from 1
+    TimePoint until;         // then it is stalled
     uint64_t submitted = 0;  // HostTrack::now() where it is recorded
 
-    // The worker's.
-    uint64_t num_posted = 0, num_ended = 0;
-    std::string error;  // the first
-    uint64_t number = 0;
+    // The worker's, once it was submitted.
+    Peer* peer = nullptr;  // from when it starts
+    uint64_t num_posted = 0, num_ended = 0, num_arrived = 0;
+    Result result;             // the first thing that went wrong: then no more is posted
+    bool is_reported = false;  // on_done was called: what still comes is counted, nothing else
     RecordedSpan whole, queued;
 
     // Posting it takes no longer than handing it to another thread.
     bool is_short() const { return pieces.size() == 1 && pieces[0].bytes <= 4096; }
-    bool is_over() const { return num_ended == num_posted && (num_posted == pieces.size() || !error.empty()); }
+    bool has_more() const { return num_posted < pieces.size() && result.outcome == Outcome::done; }
+    bool is_over() const { return num_ended == num_posted && !has_more(); }
+    std::string progress() const {
+        return std::to_string(num_posted) + " of " + std::to_string(pieces.size()) + " writes were posted, " +
+               std::to_string(num_arrived) + " confirmed";
+    }
 };
 
 // The part of `bytes` that shard `shard` of so many has, [begin, end): in whole lines of 64 bytes but the last. Later
