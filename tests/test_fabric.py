@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
 
-from tracekern.errors import BadInput, NotBuilt
-
-try:
-    from tracekern.fabric import library
-
-    library.require_library()
-except NotBuilt as error:
-    pytest.skip(str(error), allow_module_level=True)
-
+from tracekern.errors import BadInput
 from tracekern.fabric import (
     DomainAddress,
     MemoryRegionDescriptor,
@@ -31,46 +22,6 @@ from tracekern.fabric import (
     TransferError,
     count_immediates,
 )
-
-LOOPBACK = Net("tcp", "127.0.0.1")
-NETS = {"tcp": [LOOPBACK], "shm": [Net("shm", "")], "two_domains": [LOOPBACK, Net("tcp", "127.0.0.2")]}
-LIMIT_S = 30.0
-
-
-class Done:
-    """Collects what one transfer or more end with."""
-
-    def __init__(self) -> None:
-        self.errors: list[TransferError | None] = []
-        self._ended = threading.Semaphore(0)
-
-    def __call__(self, error: TransferError | None) -> None:
-        self.errors.append(error)
-        self._ended.release()
-
-    def wait(self, count: int = 1) -> list[TransferError | None]:
-        for _ in range(count):
-            assert self._ended.acquire(timeout=LIMIT_S), f"{len(self.errors)} of {count} have ended"
-        return self.errors
-
-
-def engine(nets: list[Net]) -> TransferEngine:
-    return TransferEngine.builder().add_domains(nets).connect_limit(LIMIT_S).build()
-
-
-class Pair:
-    """Two engines, and memory of the second that the first writes to."""
-
-    def __init__(self, nets: list[Net], num_bytes: int = 1 << 20) -> None:
-        self.source, self.target = engine(nets), engine(nets)
-        self.sent = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8)
-        self.received = torch.zeros(num_bytes, dtype=torch.uint8)
-        self.src, _ = self.source.register_tensor(self.sent)
-        _, self.dst = self.target.register_tensor(self.received)
-
-    def stop(self) -> None:
-        self.source.stop()
-        self.target.stop()
 
 
 @pytest.fixture(params=NETS)
@@ -144,9 +95,7 @@ def test_an_expectation_is_reached_once_and_the_rest_goes_to_the_callback(tcp):
     empty = PageIndices([0] * 17, 0)
     tcp.source.submit_paged_writes(tcp.src, empty, tcp.dst, empty, 0, imm=5, on_done=done)
     done.wait()
-    until = time.monotonic() + LIMIT_S
-    while len(others) < 7 and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(lambda: len(others) >= 7)
     assert (len(reached), others) == (1, [5] * 7)
 
 
@@ -162,9 +111,7 @@ def test_immediates_that_come_early_are_kept(tcp):
         counter.wait(1, 0.01)
     tcp.source.submit_imm(tcp.dst, 11, done)
     done.wait()
-    until = time.monotonic() + LIMIT_S
-    while counter.count < 1 and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(lambda: counter.count >= 1)
     assert tcp.target.remove_imm_count(11) == (1, 0)
 
 
@@ -175,9 +122,7 @@ def test_messages_arrive_whole(tcp):
     for payload in sent:
         tcp.source.submit_send(tcp.target.main_address, payload, done)
     assert done.wait(len(sent)) == [None] * len(sent)
-    until = time.monotonic() + LIMIT_S
-    while len(messages) < len(sent) and time.monotonic() < until:
-        time.sleep(0.001)
+    wait_until(lambda: len(messages) >= len(sent))
     assert sorted(messages) == sorted(sent)
 
 

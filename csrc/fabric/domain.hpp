@@ -12,6 +12,7 @@
 
 #include "fabric/address.hpp"
 #include "fabric/nets.hpp"
+#include "fabric/trace.hpp"
 
 namespace tracekern {
 
@@ -21,6 +22,7 @@ struct Operation {
     void* owner;      // the transfer that it is part of
     uint64_t index;   // its domain; of a message its buffer
     Operation* next;  // in the pool
+    RecordedSpan write;
 };
 
 // Memory as one domain knows it.

@@ -87,17 +87,10 @@ public:
     }
     // A short write is posted here and now where the worker has a moment: it would cost a change of threads.
     void submit(std::shared_ptr<Transfer> transfer) {
-        bool is_posted = false;
-        if (transfer->is_short()) {
-            turns_.try_between([&] {
-                if (requests_.has_new()) return;  // those first
-                peers_->start(transfer);
-                is_posted = transfer->num_posted != 0;
-                if (!is_posted) is_posted = true, turns_.wake();
-            });
-        }
-        if (is_posted) return turns_.wake(Turns::Sleep::asleep);
-        put([this, transfer = std::move(transfer)] { peers_->start(transfer); });
+        // Relaxed: one that is submitted as the recording begins may miss its own time, and gets the worker's.
+        if (is_recording_.load(std::memory_order_relaxed)) transfer->submitted = HostTrack::now();
+        if (transfer->is_short() && start_here(transfer)) return turns_.wake(Turns::Sleep::asleep);
+        put([this, transfer = std::move(transfer)] { start(transfer); });
     }
     void send(DomainAddress to, std::string payload, OnDone on_done) {
         put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
@@ -108,11 +101,38 @@ public:
             }
         });
     }
+    // The region has a track for each EngineTrack and domain.
+    void start_trace(const LaunchDescriptor& launch) {
+        call([&] {
+            trace_.start(launch, static_cast<uint32_t>(domains_.size()), engine_);
+            peers_->introduce();
+        });
+        is_recording_.store(true, std::memory_order_relaxed);
+    }
+    void stop_trace() {
+        is_recording_.store(false, std::memory_order_relaxed);
+        call([&] { trace_.stop(); });
+    }
     void on_message(OnMessage on_message) {
         call([&] { on_message_ = std::move(on_message); });
     }
 
 private:
+    void start(const std::shared_ptr<Transfer>& transfer) {
+        transfers_->admit(*transfer);
+        peers_->start(transfer);
+    }
+    // False: the worker has no time, or other requests before this.
+    bool start_here(const std::shared_ptr<Transfer>& transfer) {
+        bool is_started = false;
+        turns_.try_between([&] {
+            if (requests_.has_new()) return;
+            start(transfer);
+            is_started = true;
+            if (transfer->num_posted == 0) turns_.wake();
+        });
+        return is_started;
+    }
     void put(std::function<void()> request) {
         requests_.put(std::move(request));
         turns_.wake();
@@ -188,11 +208,11 @@ private:
         for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
         if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
         mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], connect_limit_, callbacks_);
-        transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_);
+        transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{
             [this](const auto& transfer, const Peer& peer) { transfers_->start(transfer, peer); },
             [this](const auto& transfer, const std::string& why) { transfers_->end(transfer, why); }};
-        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, connect_limit_, *mailbox_, hooks);
+        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, connect_limit_, *mailbox_, trace_, hooks);
     }
     void close() {
         if (mailbox_) mailbox_->close_memory();
@@ -200,8 +220,14 @@ private:
     }
 
     bool poll(uint32_t domain) {
-        const auto on_imm = [&](uint32_t imm, fi_addr_t) {
-            if (auto reached = imms_.add(imm)) callbacks_.put(std::move(reached));
+        const auto on_imm = [&](uint32_t imm, fi_addr_t source) {
+            const uint64_t at = trace_.now();
+            auto [number, reached] = imms_.add(imm);
+            trace_.mark<TransferEvent::arrival>(
+                EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
+            if (!reached) return;
+            trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
+            callbacks_.put(std::move(reached));
         };
         const auto on_done = [&](Operation* operation, uint64_t bytes) { take(operation, bytes, ""); };
         const auto on_error = [&](Operation* operation, const std::string& error) { take(operation, 0, error); };
@@ -233,9 +259,10 @@ private:
     ImmCounters& imms_;
     Turns& turns_;
     Queue<std::function<void()>> requests_;
-    std::atomic<bool> is_stopping_ = false;
+    std::atomic<bool> is_stopping_ = false, is_recording_ = false;
 
     // The worker's, but for addresses_, which stay as they are.
+    WorkerTrace trace_;
     std::vector<DomainAddress> addresses_;
     std::unique_ptr<Mailbox> mailbox_;  // its buffers outlive the endpoints
     std::vector<std::unique_ptr<Domain>> domains_;

@@ -39,8 +39,19 @@ public:
 
     // Ends what is under way, and calls back for all of it. Nothing else may be called any more.
     void stop() {
+        imms_.trace().stop();
         group_.reset();
         callbacks_.reset();
+    }
+
+    // Records into tracks that a capture has reserved, until stop_trace() or stop().
+    void start_trace(TraceChoice tracks) {
+        running().start_trace(tracks.descriptor());
+        imms_.trace().start(tracks.descriptor(), num_domains());
+    }
+    void stop_trace() {
+        imms_.trace().stop();
+        if (group_) group_->stop_trace();
     }
 
     // ---- memory ----

@@ -20,6 +20,7 @@ namespace tracekern {
 enum class PeerState { connecting, ready, refused };
 
 struct Peer {
+    uint32_t number = 0;  // counted in the order of meeting
     PeerState state = PeerState::connecting;
     std::vector<fi_addr_t> at;  // one a domain
     std::string why;            // refused
@@ -40,13 +41,16 @@ public:
           const std::vector<DomainAddress>& addresses,
           std::chrono::nanoseconds connect_limit,
           Mailbox& mailbox,
+          WorkerTrace& trace,
           Hooks hooks)
         : engine_(engine),
           domains_(domains),
           addresses_(addresses),
           connect_limit_(connect_limit),
           mailbox_(mailbox),
-          hooks_(std::move(hooks)) {}
+          trace_(trace),
+          hooks_(std::move(hooks)),
+          number_at_(domains.size()) {}
 
     const Peer& at(uint64_t engine) const { return peers_.at(engine); }
 
@@ -78,6 +82,16 @@ public:
             }
         }
     }
+    // Tells a recording that has begun who is who.
+    void introduce() const {
+        for (const auto& [engine, peer] : peers_) trace_.introduce(peer.number, engine);
+    }
+    // Of the peer at an address of a domain; kNobody where it is not known.
+    uint32_t number_at(uint32_t domain, fi_addr_t address) const {
+        const auto& of_domain = number_at_[domain];
+        return address < of_domain.size() ? of_domain[address] : kNobody;
+    }
+
     void fail_waiting(const std::string& why) {
         for (auto& [number, peer] : peers_) {
             for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.fail(transfer, why);
@@ -85,13 +99,21 @@ public:
     }
 
 private:
+    static constexpr uint32_t kNobody = ~0u;
+
+    Peer& add(uint64_t engine) {
+        Peer& peer = peers_[engine];
+        peer.number = static_cast<uint32_t>(peers_.size());
+        trace_.introduce(peer.number, engine);
+        return peer;
+    }
     // The engine that a descriptor is of; the first time it is told hello.
     Peer& meet(const MemoryRegionDescriptor& descriptor) {
         const auto found = peers_.find(descriptor.engine);
         if (found != peers_.end()) return found->second;
         std::vector<DomainAddress> addresses;
         for (const auto& way : descriptor.ways) addresses.push_back(way.address);
-        Peer& peer = peers_[descriptor.engine];
+        Peer& peer = add(descriptor.engine);
         try {
             insert(peer, addresses);
         } catch (const std::runtime_error& error) {
@@ -106,7 +128,13 @@ private:
     }
     void insert(Peer& peer, const std::vector<DomainAddress>& addresses) {
         peer.at.clear();
-        for (size_t i = 0; i < addresses.size(); ++i) peer.at.push_back(domains_.at(i)->insert(addresses[i]));
+        for (size_t i = 0; i < addresses.size(); ++i) {
+            const fi_addr_t at = domains_.at(i)->insert(addresses[i]);
+            peer.at.push_back(at);
+            auto& numbers = number_at_[i];
+            if (numbers.size() <= at) numbers.resize(at + 1, kNobody);
+            numbers[at] = peer.number;
+        }
     }
 
     // Both sides must know each other's addresses before the first write.
@@ -120,7 +148,8 @@ private:
                                     std::to_string(theirs) + "; wanted as many on each side";
             return mailbox_.send(to, {MessageKind::refusal, engine_, {}, why}, ignore);
         }
-        Peer& peer = peers_[hello.engine];  // it knows this engine's addresses already
+        const auto found = peers_.find(hello.engine);
+        Peer& peer = found == peers_.end() ? add(hello.engine) : found->second;  // it knows this engine's addresses
         if (peer.at.empty()) {
             insert(peer, hello.addresses);
             peer.state = PeerState::ready;
@@ -147,8 +176,10 @@ private:
     const std::vector<DomainAddress>& addresses_;  // of this engine
     const std::chrono::nanoseconds connect_limit_;
     Mailbox& mailbox_;
+    WorkerTrace& trace_;
     const Hooks hooks_;
-    std::map<uint64_t, Peer> peers_;  // by engine
+    std::vector<std::vector<uint32_t>> number_at_;  // by domain and address
+    std::map<uint64_t, Peer> peers_;                // by engine
     uint32_t num_connecting_ = 0;
 };
 

@@ -37,9 +37,13 @@ struct Transfer {
     std::optional<uint32_t> imm;  // with each piece
     OnDone on_done;
 
+    uint64_t submitted = 0;  // HostTrack::now() where it is recorded
+
     // The worker's.
     uint64_t num_posted = 0, num_ended = 0;
     std::string error;  // the first
+    uint64_t number = 0;
+    RecordedSpan whole, queued;
 
     // Posting it takes no longer than handing it to another thread.
     bool is_short() const { return pieces.size() == 1 && pieces[0].bytes <= 4096; }
