@@ -14,6 +14,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "fabric/mailbox.hpp"
 #include "fabric/peers.hpp"
 #include "fabric/queue.hpp"
+#include "fabric/shuffle.hpp"
 #include "fabric/transfer_queue.hpp"
 #include "fabric/turns.hpp"
 
@@ -112,6 +114,9 @@ public:
     void stop_trace() {
         is_recording_.store(false, std::memory_order_relaxed);
         call([&] { trace_.stop(); });
+    }
+    void shuffle(uint32_t seed) {
+        call([&] { shuffle_.emplace(seed); });
     }
     void on_message(OnMessage on_message) {
         call([&] { on_message_ = std::move(on_message); });
@@ -221,17 +226,24 @@ private:
 
     bool poll(uint32_t domain) {
         const auto on_imm = [&](uint32_t imm, fi_addr_t source) {
-            const uint64_t at = trace_.now();
-            auto [number, reached] = imms_.add(imm);
-            trace_.mark<TransferEvent::arrival>(
-                EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
-            if (!reached) return;
-            trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
-            callbacks_.put(std::move(reached));
+            if (!shuffle_) return count(domain, imm, source);
+            shuffle_->hold([=, this] { count(domain, imm, source); });
         };
-        const auto on_done = [&](Operation* operation, uint64_t bytes) { take(operation, bytes, ""); };
+        const auto on_done = [&](Operation* operation, uint64_t bytes) {
+            if (!shuffle_) return take(operation, bytes, "");
+            shuffle_->hold([=, this] { take(operation, bytes, ""); });
+        };
         const auto on_error = [&](Operation* operation, const std::string& error) { take(operation, 0, error); };
-        return domains_[domain]->poll(on_imm, on_done, on_error) != 0;
+        const bool is_busy = domains_[domain]->poll(on_imm, on_done, on_error) != 0;
+        return (shuffle_ && shuffle_->release()) || is_busy;
+    }
+    void count(uint32_t domain, uint32_t imm, fi_addr_t source) {
+        const uint64_t at = trace_.now();
+        auto [number, reached] = imms_.add(imm);
+        trace_.mark<TransferEvent::arrival>(EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
+        if (!reached) return;
+        trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
+        callbacks_.put(std::move(reached));
     }
     void take(Operation* operation, uint64_t bytes, const std::string& error) {
         if (!operation) return;
@@ -269,6 +281,7 @@ private:
     std::unique_ptr<TransferQueue> transfers_;
     std::unique_ptr<Peers> peers_;
     OnMessage on_message_;
+    std::optional<Shuffle> shuffle_;
     std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot
     bool is_over_ = false;
     std::thread worker_;

@@ -141,6 +141,9 @@ public:
     }
     void on_message(OnMessage on_message) { running().on_message(std::move(on_message)); }
 
+    // For tests: see shuffle.hpp.
+    void shuffle(uint32_t seed) { running().shuffle(seed); }
+
     ImmCounters& imms() { return imms_; }
     CallbackThread& callbacks() {
         running();
