@@ -10,27 +10,48 @@ using namespace tracekern;
 
 namespace {
 
-// A Python function that is called, and let go of, on threads that do not hold the interpreter.
-template <class... Arguments>
-std::function<void(Arguments...)> call_back(const py::function& function) {
-    const std::shared_ptr<py::function> kept(new py::function(function), [](py::function* last) {
-        const py::gil_scoped_acquire acquire;
-        delete last;
-    });
-    return [kept](Arguments... arguments) {
-        const py::gil_scoped_acquire acquire;
-        try {
-            (*kept)(arguments...);
-        } catch (py::error_already_set& error) {
-            error.discard_as_unraisable("a callback of a TransferEngine");
-        }
-    };
+std::chrono::nanoseconds to_ns(double seconds) {
+    return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
 
-// Its threads end with it, and may still want the interpreter.
+// Python's objects that are let go of on threads that do not hold the interpreter.
+template <class Object>
+std::shared_ptr<Object> keep(const Object& object) {
+    return {new Object(object), [](Object* last) {
+                const py::gil_scoped_acquire acquire;
+                delete last;
+            }};
+}
+
+// Calls a Python function from such a thread; what it raises is reported, and the result is then as if made from
+// nothing.
+template <class Result, class Function>
+Result call_python(const Function& call) {
+    const py::gil_scoped_acquire acquire;
+    try {
+        return call();
+    } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("a callback of a TransferEngine");
+        return Result();
+    }
+}
+
+template <class... Arguments>
+std::function<void(Arguments...)> call_back(const py::function& function) {
+    return [kept = keep(function)](Arguments... arguments) { call_python<void>([&] { (*kept)(arguments...); }); };
+}
+
+OnDone to_on_done(const py::object& on_done) {
+    if (py::isinstance<DoneFlag>(on_done)) return on_done.cast<std::shared_ptr<DoneFlag>>();
+    if (py::isinstance<DoneCounter>(on_done)) return on_done.cast<std::shared_ptr<DoneCounter>>();
+    return call_back<const std::string&>(py::function(on_done));
+}
+
+// Its threads end with it, and may still want the interpreter; one of them may be what let go of it.
 struct EndWithoutInterpreter {
     void operator()(TransferEngine* engine) const {
         const py::gil_scoped_release release;
+        if (engine->is_in_callback()) return std::thread([engine] { delete engine; }).detach();
         delete engine;
     }
 };
@@ -43,7 +64,7 @@ EngineHolder make_engine(const std::string& library,
     EngineOptions options;
     for (const auto& [provider, source] : nets) options.nets.push_back({provider, source, "", 0});
     options.pin_cpu = pin_cpu;
-    options.connect_limit = std::chrono::nanoseconds(static_cast<int64_t>(connect_limit_s * 1e9));
+    options.connect_limit = to_ns(connect_limit_s);
     const py::gil_scoped_release release;
     return EngineHolder(new TransferEngine(std::make_shared<FabricLibrary>(library), options));
 }
@@ -62,18 +83,32 @@ void bind_names(py::module_& module) {
         .def("to_bytes", [](const Descriptor& descriptor) { return py::bytes(pack(descriptor)); })
         .def_readonly("num_bytes", &Descriptor::bytes)
         .def_property_readonly("num_domains", [](const Descriptor& descriptor) { return descriptor.ways.size(); });
+}
+
+template <class Counter>
+bool wait_for_count(Counter& counter, uint64_t count, double timeout_s) {
+    return counter.wait(count, to_ns(timeout_s));
+}
+
+void bind_waiting(py::module_& module) {
     py::class_<ImmCounter, std::shared_ptr<ImmCounter>>(module, "ImmCounter")
         .def_property_readonly("imm", &ImmCounter::imm)
         .def_property_readonly("count", &ImmCounter::count)
+        .def("wait", &wait_for_count<ImmCounter>, py::call_guard<py::gil_scoped_release>());
+    py::class_<DoneFlag, std::shared_ptr<DoneFlag>>(module, "DoneFlag")
+        .def(py::init())
+        .def_property_readonly("is_done", &DoneFlag::is_done)
+        .def_property_readonly("error", &DoneFlag::error)
         .def(
             "wait",
-            [](ImmCounter& counter, uint64_t count, double timeout_s) {
-                const auto limit = std::chrono::nanoseconds(static_cast<int64_t>(timeout_s * 1e9));
-                return counter.wait(count, limit);
-            },
-            py::arg("count"),
-            py::arg("timeout_s"),
+            [](DoneFlag& flag, double timeout_s) { return flag.wait(to_ns(timeout_s)); },
             py::call_guard<py::gil_scoped_release>());
+    py::class_<DoneCounter, std::shared_ptr<DoneCounter>>(module, "DoneCounter")
+        .def(py::init())
+        .def_property_readonly("done", &DoneCounter::done)
+        .def_property_readonly("errors", &DoneCounter::errors)
+        .def_property_readonly("first_error", &DoneCounter::first_error)
+        .def("wait", &wait_for_count<DoneCounter>, py::call_guard<py::gil_scoped_release>());
 }
 
 using Engine = TransferEngine;
@@ -108,15 +143,8 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 uint64_t dst_offset,
                 OptionalImm imm,
                 uint32_t num_shards,
-                const py::function& on_done) {
-                 engine.submit_write(src,
-                                     src_offset,
-                                     num_bytes,
-                                     dst,
-                                     dst_offset,
-                                     imm,
-                                     num_shards,
-                                     call_back<const std::string&>(on_done));
+                const py::object& on_done) {
+                 engine.submit_write(src, src_offset, num_bytes, dst, dst_offset, imm, num_shards, to_on_done(on_done));
              })
         .def("submit_paged_writes",
              [](Engine& engine,
@@ -126,26 +154,26 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 const std::tuple<std::vector<uint64_t>, uint64_t, uint64_t>& dst_pages,
                 uint64_t page_bytes,
                 OptionalImm imm,
-                const py::function& on_done) {
+                const py::object& on_done) {
                  engine.submit_paged_writes(src,
                                             std::apply(page_list, src_pages),
                                             dst,
                                             std::apply(page_list, dst_pages),
                                             page_bytes,
                                             imm,
-                                            call_back<const std::string&>(on_done));
+                                            to_on_done(on_done));
              })
         .def("submit_imm",
-             [](Engine& engine, const MemoryRegionDescriptor& dst, uint32_t imm, const py::function& on_done) {
-                 engine.submit_imm(dst, imm, call_back<const std::string&>(on_done));
+             [](Engine& engine, const MemoryRegionDescriptor& dst, uint32_t imm, const py::object& on_done) {
+                 engine.submit_imm(dst, imm, to_on_done(on_done));
              });
 }
 
 void bind_messages(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("submit_send",
-             [](Engine& engine, const DomainAddress& to, const py::bytes& payload, const py::function& on_done) {
-                 engine.submit_send(to, payload, call_back<const std::string&>(on_done));
+             [](Engine& engine, const DomainAddress& to, const py::bytes& payload, const py::object& on_done) {
+                 engine.submit_send(to, payload, to_on_done(on_done));
              })
         .def("on_message",
              [](Engine& engine, const py::function& on_message) {
@@ -169,15 +197,29 @@ void bind_messages(py::class_<Engine, EngineHolder>& engine) {
         });
 }
 
+void bind_watchers(py::class_<Engine, EngineHolder>& engine) {
+    engine
+        .def("watch",
+             [](Engine& engine, uint64_t word, const py::object& memory, const py::function& on_change) {
+                 const auto call = [kept = keep(on_change), memory = keep(memory)](uint64_t old, uint64_t now) {
+                     return call_python<bool>([&] { return py::bool_((*kept)(old, now)); });
+                 };
+                 return engine.watch(word, call);
+             })
+        .def("unwatch", &Engine::unwatch, py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_fabric, module) {
     module.doc() = "tracekern's compiled part for transfers over libfabric";
     bind_names(module);
+    bind_waiting(module);
     py::class_<Engine, EngineHolder> engine(module, "TransferEngine");
     bind_memory(engine);
     bind_transfers(engine);
     bind_messages(engine);
+    bind_watchers(engine);
     module.def("describe_events", &describe_events<TransferEvent>);
     // [(provider, source, fabric, bits a second or 0)] of those providers that are here.
     module.def("find_nets", [](const std::string& library, const std::vector<std::string>& providers) {

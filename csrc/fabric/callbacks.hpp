@@ -28,6 +28,8 @@ public:
         pending_.release();
     }
 
+    bool is_here() const { return thread_.get_id() == std::this_thread::get_id(); }
+
 private:
     void run() {
         while (true) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fabric/domain_group.hpp"
+#include "fabric/watchers.hpp"
 
 namespace tracekern {
 
@@ -31,18 +32,24 @@ public:
         callbacks_ = std::make_unique<CallbackThread>();
         group_ = std::make_unique<DomainGroup>(
             *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_, *turns_);
+        watchers_ = std::make_unique<ScalarWatchers>();
     }
-    ~TransferEngine() { stop(); }
+    ~TransferEngine() { end(); }
 
     uint32_t num_domains() const { return static_cast<uint32_t>(running().addresses().size()); }
     const DomainAddress& main_address() const { return running().addresses()[0]; }
 
     // Ends what is under way, and calls back for all of it. Nothing else may be called any more.
     void stop() {
-        imms_.trace().stop();
-        group_.reset();
-        callbacks_.reset();
+        if (is_in_callback()) {
+            throw std::invalid_argument(
+                "stop() in a callback of the engine, which it would wait for; "
+                "call it from another thread");
+        }
+        end();
     }
+    // Its threads end with it, so that none of them can end it.
+    bool is_in_callback() const { return group_ && (callbacks_->is_here() || watchers_->is_here()); }
 
     // Records into tracks that a capture has reserved, until stop_trace() or stop().
     void start_trace(TraceChoice tracks) {
@@ -137,7 +144,9 @@ public:
             throw std::invalid_argument("a payload of " + std::to_string(payload.size()) + " bytes; wanted at most " +
                                         std::to_string(kMaxPayloadBytes));
         }
-        running().send(to, std::move(payload), std::move(on_done));
+        auto& group = running();
+        on_done.claim();
+        group.send(to, std::move(payload), std::move(on_done));
     }
     void on_message(OnMessage on_message) { running().on_message(std::move(on_message)); }
 
@@ -149,8 +158,23 @@ public:
         running();
         return *callbacks_;
     }
+    // ---- words that kernels write to ----
+
+    uint64_t watch(uint64_t word, ScalarWatchers::OnChange on_change) {
+        running();
+        return watchers_->add(reinterpret_cast<uint64_t*>(word), std::move(on_change));
+    }
+    void unwatch(uint64_t number) {
+        if (watchers_) watchers_->remove(number);
+    }
 
 private:
+    void end() {
+        imms_.trace().stop();
+        watchers_.reset();
+        group_.reset();
+        callbacks_.reset();
+    }
     static uint64_t draw_number() {
         std::random_device random;
         return uint64_t{random()} << 32 | random();
@@ -201,17 +225,16 @@ private:
                 std::vector<TransferPiece> pieces,
                 std::optional<uint32_t> imm,
                 OnDone on_done) {
-        if (pieces.empty()) {
-            callbacks().put([on_done = std::move(on_done)] { on_done(""); });
-            return;
-        }
+        auto& group = running();
+        on_done.claim();
+        if (pieces.empty()) return on_done.tell("", *callbacks_);
         auto transfer = std::make_shared<Transfer>();
         transfer->src = std::move(src);
         transfer->dst = dst;
         transfer->pieces = std::move(pieces);
         transfer->imm = imm;
         transfer->on_done = std::move(on_done);
-        running().submit(std::move(transfer));
+        group.submit(std::move(transfer));
     }
 
     const std::shared_ptr<const FabricLibrary> library_;
@@ -220,6 +243,7 @@ private:
     ImmCounters imms_{turns_};
     std::unique_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
+    std::unique_ptr<ScalarWatchers> watchers_;
     mutable std::mutex mutex_;  // of the regions
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;
     uint64_t num_regions_ = 0;

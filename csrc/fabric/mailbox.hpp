@@ -93,9 +93,7 @@ public:
     void fail_unsent(const std::string& why) {
         for (Unsent& unsent : std::exchange(unsent_, {})) end(std::move(unsent.on_done), why);
     }
-    void end(OnDone on_done, const std::string& error) {
-        callbacks_.put([on_done = std::move(on_done), error] { on_done(error); });
-    }
+    void end(OnDone on_done, const std::string& error) { on_done.tell(error, callbacks_); }
 
 private:
     struct Buffer {

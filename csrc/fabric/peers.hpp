@@ -122,7 +122,7 @@ private:
             return peer;
         }
         peer.until = std::chrono::steady_clock::now() + connect_limit_;
-        mailbox_.send(peer.at[0], {MessageKind::hello, engine_, addresses_, ""}, [](const std::string&) {});
+        mailbox_.send(peer.at[0], {MessageKind::hello, engine_, addresses_, ""}, {});
         ++num_connecting_;
         return peer;
     }
@@ -142,11 +142,10 @@ private:
         const size_t theirs = hello.addresses.size();
         if (theirs == 0) return;
         const fi_addr_t to = domains_[0]->insert(hello.addresses[0]);
-        const auto ignore = [](const std::string&) {};
         if (theirs != domains_.size()) {
             const std::string why = "the peer has " + std::to_string(domains_.size()) + " domains, this engine " +
                                     std::to_string(theirs) + "; wanted as many on each side";
-            return mailbox_.send(to, {MessageKind::refusal, engine_, {}, why}, ignore);
+            return mailbox_.send(to, {MessageKind::refusal, engine_, {}, why}, {});
         }
         const auto found = peers_.find(hello.engine);
         Peer& peer = found == peers_.end() ? add(hello.engine) : found->second;  // it knows this engine's addresses
@@ -156,7 +155,7 @@ private:
         } else if (peer.state == PeerState::connecting) {
             make_ready(peer);
         }
-        mailbox_.send(to, {MessageKind::welcome, engine_, addresses_, ""}, ignore);
+        mailbox_.send(to, {MessageKind::welcome, engine_, addresses_, ""}, {});
     }
 
     void make_ready(Peer& peer) {

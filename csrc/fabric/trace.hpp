@@ -145,8 +145,7 @@ public:
         track_.reset();
     }
     RecordedSpan begin(uint32_t imm, uint64_t wanted) {
-        // Relaxed: a wait that begins as the recording does may be left out.
-        if (!is_on_.load(std::memory_order_relaxed)) return {};
+        if (!is_on_.load(std::memory_order_relaxed)) return {};  // a wait that begins meanwhile may be missed
         const std::lock_guard lock(mutex_);
         if (!track_) return {};
         return {track_->begin<TransferEvent::wait_imm>(HostTrack::now(), imm, wanted), recording_};
@@ -159,9 +158,9 @@ public:
     }
 
 private:
+    std::atomic<bool> is_on_ = false;
     std::mutex mutex_;
     std::unique_ptr<HostTrack> track_;
-    std::atomic<bool> is_on_ = false;  // there is a track
     uint32_t recording_ = 0;
 };
 

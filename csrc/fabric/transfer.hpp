@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "fabric/address.hpp"
 #include "fabric/domain.hpp"
+#include "fabric/on_done.hpp"
 
 namespace tracekern {
 
@@ -20,9 +20,6 @@ struct MemoryRegion {
     uint64_t bytes = 0;
     std::vector<DomainMemory> ways;  // one a domain
 };
-
-// Called once: with "" when all is done, else with what went wrong.
-using OnDone = std::function<void(const std::string&)>;
 
 struct TransferPiece {
     uint32_t domain;

@@ -73,8 +73,7 @@ public:
         trace_.end(EngineTrack::transfers, transfer->queued, at);  // one that was never posted
         trace_.end(EngineTrack::transfers, transfer->whole, at);
         if (!error.empty()) trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer->number);
-        if (!transfer->on_done) return;
-        callbacks_.put([on_done = std::move(transfer->on_done), error] { on_done(error); });
+        transfer->on_done.tell(error, callbacks_);
     }
     // Those that have writes left to post.
     void fail_active(const std::string& why) {

@@ -1,7 +1,7 @@
 """Why waits for immediates lasted: which transfer each was for, and what held that up.
 
 Of the writes that a wait was for, the one that arrived last released it. Until its transfer was submitted the sender
-was late; until it was posted it stood in a queue; until it arrived it was under way; what is left the waiter took to
+was late; until it was posted it stood in a queue; until it arrived it was under way; what is left the receiver took to
 see it. These are times of hosts, as recorded: they say where waiting went, not what a run would save.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tracekern.formatting import brief
 from tracekern.timeline.immediates import find_arrivals, immediate_waits, releasing
-from tracekern.timeline.model import Int32, Int64, Mask, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
 
 _TRANSFER, _NUMBER = "transfer", "transfer"
 
@@ -29,7 +29,7 @@ class TransferCause(enum.Enum):
     UNDER_WAY = "under way"
     """It was posted and had not arrived."""
     NOTICED = "noticed"
-    """It had arrived, and the waiter had not seen it."""
+    """It had arrived, and the receiver's worker, or the waiter, had not seen it."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,12 @@ def divide_transfer_waits(timeline: Timeline) -> TransferWaits | None:
     row, arrival, write = every[found], arrival[found], write[found]
     transfer = _transfers_of(timeline, write)
     begin, end = spans.start[row], spans.end[row]
+    # Its worker sees it when it polls; that it was there by the end of the write the sender knows.
+    came, confirmed = arrivals.time[arrival], spans.end[write]
     moments = [
         np.where(transfer >= 0, spans.start[transfer], spans.start[write]) if len(spans) else write,
         spans.start[write],
-        arrivals.time[arrival],
+        np.where(confirmed == OPEN_END, came, np.minimum(came, confirmed)),
         end,
     ]
     parts, before = [], begin

@@ -48,6 +48,7 @@ class Part:
 
 
 _LAUNCH_TEXTS = ("name", "key")
+_LAUNCH_OPTIONAL = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0, "waited_ns": 0, "key": "", "by_host": 0}
 
 
 @dataclass(frozen=True)
@@ -424,7 +425,7 @@ def _check_names(checker: _Checker, names: Any, what: str = "roles") -> None:
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
     values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
-    entry = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0, "waited_ns": 0, "key": ""} | entry
+    entry = _LAUNCH_OPTIONAL | entry
     values["key"] = checker.get(entry, "key", str)
     for key in _LAUNCH_INTEGERS:
         value = entry.get(key)

@@ -5,6 +5,7 @@ Names are those of pplx-garden's fabric library, after the TransferEngine of arX
 
 from __future__ import annotations
 
+from tracekern.fabric.done import DoneCounter, DoneFlag, TransferError
 from tracekern.fabric.engine import (
     DomainAddress,
     ImmCounter,
@@ -12,19 +13,22 @@ from tracekern.fabric.engine import (
     MemoryRegionHandle,
     Net,
     PageIndices,
+    ScalarWatcher,
     TransferEngine,
     TransferEngineBuilder,
-    TransferError,
     count_immediates,
 )
 
 __all__ = [
     "DomainAddress",
+    "DoneCounter",
+    "DoneFlag",
     "ImmCounter",
     "MemoryRegionDescriptor",
     "MemoryRegionHandle",
     "Net",
     "PageIndices",
+    "ScalarWatcher",
     "TransferEngine",
     "TransferEngineBuilder",
     "TransferError",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput, TracekernError
+from tracekern.fabric.done import OnDone, TransferError, native_on_done
 from tracekern.fabric.library import native, require_library
 
 if TYPE_CHECKING:
@@ -21,14 +22,6 @@ MAX_IMM = (1 << 32) - 1
 CONNECT_LIMIT_S = 10.0
 TRACED_RECORDS = 1 << 16
 """Room of each track of a traced engine: 1 MiB."""
-
-
-class TransferError(TracekernError):
-    """A transfer or message that did not arrive, or of which that is not known."""
-
-
-OnDone = Callable[[TransferError | None], None]
-"""Called once, on the engine's callback thread: None when the bytes are in the peer's memory."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +147,27 @@ def count_immediates(num_pages: int = 0, num_shards: int = 0) -> int:
     return num_pages or num_shards
 
 
+class ScalarWatcher:
+    """A 64-bit word that the engine watches: kernels and threads write to it, by its address or as a tensor."""
+
+    def __init__(self, engine: Any, callback: Callable[[int, int], bool]) -> None:
+        import torch
+
+        # Of pinned memory the address is also the device's.
+        is_pinned = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self.tensor = torch.zeros(1, dtype=torch.int64, pin_memory=is_pinned)
+        self._engine = engine
+        self._number = engine.watch(self.address, self.tensor, callback)
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
+
+    def free(self) -> None:
+        """Ends the watch. Afterwards the callback is not called any more; the memory lives as long as the tensor."""
+        self._engine.unwatch(self._number)
+
+
 class TransferEngineBuilder:
     """Says what an engine is made of."""
 
@@ -212,8 +226,9 @@ class TransferEngine:
             return DomainAddress(self._engine.main_address.bytes)
 
     def stop(self) -> None:
-        """Ends what is under way, calls back for all of it, and closes the domains."""
-        self._engine.stop()
+        """Ends what is under way, calls back for all of it, and closes the domains. Raises BadInput in a callback."""
+        with _bad_input():
+            self._engine.stop()
 
     @contextlib.contextmanager
     def traced(self, capture: Capture, records: int = TRACED_RECORDS) -> Iterator[None]:
@@ -274,7 +289,7 @@ class TransferEngine:
         """Writes to a peer's memory, in shards over the domains, 0: one for each. With `imm` each raises it there."""
         place = src.region, src_offset, num_bytes, dst.native, dst_offset
         with _bad_input():
-            self._engine.submit_write(*place, _check_imm(imm), num_shards, _on_done(on_done))
+            self._engine.submit_write(*place, _check_imm(imm), num_shards, native_on_done(on_done))
 
     def submit_paged_writes(
         self,
@@ -290,17 +305,17 @@ class TransferEngine:
         """Writes page for page. With `imm` each page raises it there."""
         pages = src.region, src_pages.as_native, dst.native, dst_pages.as_native, page_bytes
         with _bad_input():
-            self._engine.submit_paged_writes(*pages, _check_imm(imm), _on_done(on_done))
+            self._engine.submit_paged_writes(*pages, _check_imm(imm), native_on_done(on_done))
 
     def submit_imm(self, dst: MemoryRegionDescriptor, imm: int, on_done: OnDone) -> None:
         """Raises an immediate at the engine whose memory that is, and writes nothing."""
         with _bad_input():
-            self._engine.submit_imm(dst.native, _check_imm(imm), _on_done(on_done))
+            self._engine.submit_imm(dst.native, _check_imm(imm), native_on_done(on_done))
 
     def submit_send(self, to: DomainAddress, payload: bytes, on_done: OnDone) -> None:
         """Sends a message to an engine's main address. The payload is copied."""
         with _bad_input():
-            self._engine.submit_send(native().DomainAddress(bytes(to)), payload, _on_done(on_done))
+            self._engine.submit_send(native().DomainAddress(bytes(to)), payload, native_on_done(on_done))
 
     def on_message(self, callback: Callable[[bytes], None]) -> None:
         """Sets what is called with each message that comes, on the engine's callback thread."""
@@ -326,15 +341,22 @@ class TransferEngine:
         """Sets what is called with each immediate that nobody counts. What had come before is kept for its user."""
         self._engine.set_imm_callback(callback)
 
+    # ---- words that kernels write to ----
+
+    def alloc_scalar_watcher(self, callback: Callable[[int, int], bool]) -> ScalarWatcher:
+        """Returns a word in host memory, 0 at first, pinned where CUDA is in use.
+
+        Calls with the values before and after each change that it sees, on the one thread that watches all words;
+        several changes may be one call. The callback returns whether to go on. Ended by free() and stop(), too.
+        """
+        with _bad_input():
+            return ScalarWatcher(self._engine, callback)
+
 
 def _check_imm(imm: int | None) -> int | None:
     if imm is not None and not 0 <= imm <= MAX_IMM:
         raise BadInput(f"imm is {imm}; wanted 0 to {MAX_IMM}, 32 bits")
     return imm
-
-
-def _on_done(on_done: OnDone) -> Callable[[str], None]:
-    return lambda error: on_done(TransferError(error) if error else None)
 
 
 class _bad_input:  # noqa: N801  # reads as a statement

@@ -1,8 +1,9 @@
 """Joins writes with an immediate to their arrivals, and these to the waits that they released.
 
-An immediate names no write: who sent it is known, and that it arrived after the write was posted and before it was
-complete. Several writes of one immediate may be under way between two ranks; of these the one that was complete first
-is taken for the one that arrived first, and the arrival says that it is not sure.
+An immediate names no write: who sent it is known, and that it arrived after the write was posted. It is seen when the
+receiver's worker comes to it, which may be after the sender was told that the write is complete. Several writes of one
+immediate may be under way between two ranks; of these the one that was complete first is taken for the one that arrived
+first, and the arrival says that it is not sure.
 """
 
 from __future__ import annotations
@@ -152,9 +153,11 @@ def _match(
 ) -> list[tuple[int, int, bool]]:
     """(arrival, write, whether it is sure), of one sender, receiver and immediate; each in the order of time.
 
-    Of those that are under way when one arrives, the first to be complete.
+    Of those that had been posted when one arrives, the first to be complete. Where some of either are not on record,
+    one that was complete before is none of them.
     """
     spans, found = timeline.spans, []
+    is_whole = len(writes) == len(places)
     under_way: list[tuple[int, int]] = []  # (end, write)
     next_write = 0
     for place in places:
@@ -164,7 +167,7 @@ def _match(
             end = int(spans.end[row])
             heapq.heappush(under_way, (np.iinfo(np.int64).max if end == OPEN_END else end, row))
             next_write += 1
-        while under_way and under_way[0][0] < at - doubt:
+        while under_way and not is_whole and under_way[0][0] < at - doubt:
             heapq.heappop(under_way)
         if under_way:
             found.append((place, under_way[0][1], len(under_way) == 1))

@@ -1,0 +1,118 @@
+// How whoever submitted a transfer learns that it has ended: a callback, a flag, or two counters. The worker waits for
+// none of them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "fabric/callbacks.hpp"
+
+namespace tracekern {
+
+// Is set once, when one transfer has ended.
+class DoneFlag {
+public:
+    bool is_done() const { return is_done_.load(std::memory_order_acquire); }
+    // "" until it is done, and if all went well.
+    std::string error() const { return is_done() ? error_ : ""; }
+
+    // False: not done within the limit.
+    bool wait(std::chrono::nanoseconds limit) {
+        std::unique_lock lock(mutex_);
+        return ended_.wait_for(lock, limit, [&] { return is_done(); });
+    }
+
+    void claim() {
+        if (is_claimed_.exchange(true)) throw std::invalid_argument("this DoneFlag has a transfer; make one for each");
+    }
+    void set(const std::string& error) {
+        {
+            const std::lock_guard lock(mutex_);
+            error_ = error;
+            is_done_.store(true, std::memory_order_release);
+        }
+        ended_.notify_all();
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable ended_;
+    std::string error_;  // stays as it is once is_done_
+    std::atomic<bool> is_done_ = false, is_claimed_ = false;
+};
+
+// Counts the transfers that have ended, for as many as are given it.
+class DoneCounter {
+public:
+    uint64_t done() const { return done_.load(std::memory_order_acquire); }
+    uint64_t errors() const { return errors_.load(std::memory_order_acquire); }
+    // "" while there is none.
+    std::string first_error() const {
+        const std::lock_guard lock(mutex_);
+        return first_error_;
+    }
+
+    // Until so many have ended, well or not; false: not within the limit.
+    bool wait(uint64_t count, std::chrono::nanoseconds limit) {
+        std::unique_lock lock(mutex_);
+        return ended_.wait_for(lock, limit, [&] { return done() + errors() >= count; });
+    }
+
+    void add(const std::string& error) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (!error.empty() && errors() == 0) first_error_ = error;
+            (error.empty() ? done_ : errors_).fetch_add(1, std::memory_order_release);
+        }
+        ended_.notify_all();
+    }
+
+private:
+    mutable std::mutex mutex_;
+    std::condition_variable ended_;
+    std::string first_error_;
+    std::atomic<uint64_t> done_ = 0, errors_ = 0;
+};
+
+class OnDone {
+public:
+    // Called on the callback thread: with "" when all is done, else with what went wrong.
+    using Callback = std::function<void(const std::string&)>;
+
+    OnDone() = default;  // nobody wants to know
+    OnDone(Callback callback) : to_(std::move(callback)) {}
+    OnDone(std::shared_ptr<DoneFlag> flag) : to_(std::move(flag)) {}
+    OnDone(std::shared_ptr<DoneCounter> counter) : to_(std::move(counter)) {}
+
+    // Before its transfer begins. Throws std::invalid_argument for a flag that has another one.
+    void claim() const {
+        if (const auto* flag = std::get_if<std::shared_ptr<DoneFlag>>(&to_)) (*flag)->claim();
+    }
+
+    // Tells it once, and lets go of whom it told.
+    void tell(const std::string& error, CallbackThread& callbacks) {
+        const auto to = std::exchange(to_, {});
+        if (const auto* flag = std::get_if<std::shared_ptr<DoneFlag>>(&to)) {
+            (*flag)->set(error);
+        } else if (const auto* counter = std::get_if<std::shared_ptr<DoneCounter>>(&to)) {
+            (*counter)->add(error);
+        } else if (const auto* callback = std::get_if<Callback>(&to)) {
+            callbacks.put([callback = *callback, error] { callback(error); });
+        }
+    }
+
+private:
+    std::variant<std::monostate, Callback, std::shared_ptr<DoneFlag>, std::shared_ptr<DoneCounter>> to_;
+};
+
+}  // namespace tracekern
