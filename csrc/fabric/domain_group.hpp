@@ -80,6 +80,10 @@ public:
             for (auto& way : region->ways) Domain::close_memory(way);
         });
     }
+    // Their engines are to answer before the first transfer comes.
+    void meet(std::shared_ptr<Targets> targets) {
+        requests_.put([this, targets = std::move(targets)] { peers_->meet_all(*targets); });
+    }
     void submit(std::shared_ptr<Transfer> transfer) {
         requests_.put([this, transfer = std::move(transfer)] { peers_->start(transfer); });
     }
@@ -130,7 +134,7 @@ private:
                 is_busy = true;
             }
             is_busy |= mailbox_->send_more();
-            is_busy |= transfers_->post_more(*peers_);
+            is_busy |= transfers_->post_more();
             peers_->give_up_on_silent();
             for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
             if (is_stopping) {
@@ -158,7 +162,7 @@ private:
         mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], connect_limit_, callbacks_);
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_);
         const Peers::Hooks hooks{
-            [this](const auto& transfer, const Peer& peer) { transfers_->start(transfer, peer); },
+            [this](const auto& transfer) { transfers_->start(transfer); },
             [this](const auto& transfer, const std::string& why) { transfers_->end(transfer, why); }};
         peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, connect_limit_, *mailbox_, hooks);
     }

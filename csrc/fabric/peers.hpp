@@ -31,7 +31,7 @@ class Peers {
 public:
     // What becomes of a transfer that has waited.
     struct Hooks {
-        std::function<void(const std::shared_ptr<Transfer>&, const Peer&)> start;
+        std::function<void(const std::shared_ptr<Transfer>&)> start;
         std::function<void(const std::shared_ptr<Transfer>&, const std::string&)> fail;
     };
 
@@ -48,17 +48,32 @@ public:
           mailbox_(mailbox),
           hooks_(std::move(hooks)) {}
 
-    const Peer& at(uint64_t engine) const { return peers_.at(engine); }
-
-    // Starts a transfer once its peer has answered.
+    // Starts a transfer once all its peers have answered.
     void start(const std::shared_ptr<Transfer>& transfer) {
-        Peer& peer = meet(transfer->dst);
-        if (peer.state == PeerState::refused) return hooks_.fail(transfer, peer.why);
-        if (peer.state == PeerState::connecting) {
-            peer.waiting.push_back(transfer);
-            return;
+        if (transfer->targets->looked_up != num_changes_) {
+            if (Peer* peer = meet_all(*transfer->targets)) {
+                if (peer->state == PeerState::refused) return hooks_.fail(transfer, peer->why);
+                peer->waiting.push_back(transfer);
+                return;
+            }
         }
-        hooks_.start(transfer, peer);
+        hooks_.start(transfer);
+    }
+    // Tells hello to all engines that it has not met. Returns one that refuses, else one that has not answered yet;
+    // nullptr: all are ready, and the ways to them are known.
+    Peer* meet_all(Targets& targets) {
+        Peer* found = nullptr;
+        targets.ways.clear();
+        for (const auto& memory : targets.memory) {
+            Peer& peer = meet(memory);
+            if (peer.state != PeerState::ready && (!found || found->state != PeerState::refused)) found = &peer;
+            if (found) continue;
+            for (size_t i = 0; i < peer.at.size(); ++i) {
+                targets.ways.push_back({peer.at[i], memory.ways[i].base, memory.ways[i].key});
+            }
+        }
+        if (!found) targets.looked_up = num_changes_;
+        return found;
     }
 
     void receive(const Message& message) {
@@ -93,7 +108,7 @@ private:
         for (const auto& way : descriptor.ways) addresses.push_back(way.address);
         Peer& peer = peers_[descriptor.engine];
         try {
-            insert(peer, addresses);
+            peer.at = insert(addresses);
         } catch (const std::runtime_error& error) {
             peer.state = PeerState::refused;
             peer.why = error.what();
@@ -104,9 +119,10 @@ private:
         ++num_connecting_;
         return peer;
     }
-    void insert(Peer& peer, const std::vector<DomainAddress>& addresses) {
-        peer.at.clear();
-        for (size_t i = 0; i < addresses.size(); ++i) peer.at.push_back(domains_.at(i)->insert(addresses[i]));
+    std::vector<fi_addr_t> insert(const std::vector<DomainAddress>& addresses) {
+        std::vector<fi_addr_t> at;
+        for (size_t i = 0; i < addresses.size(); ++i) at.push_back(domains_.at(i)->insert(addresses[i]));
+        return at;
     }
 
     // Both sides must know each other's addresses before the first write.
@@ -119,12 +135,20 @@ private:
                                     std::to_string(theirs) + "; wanted as many on each side";
             return mailbox_.send(to, {MessageKind::refusal, engine_, {}, why}, {});
         }
+        auto at = insert(hello.addresses);
         Peer& peer = peers_[hello.engine];  // it knows this engine's addresses already
         if (peer.at.empty()) {
-            insert(peer, hello.addresses);
-            peer.state = PeerState::ready;
-        } else if (peer.state == PeerState::connecting) {
-            make_ready(peer);
+            peer.at = std::move(at);
+            ++num_connecting_;
+        }
+        if (peer.state == PeerState::connecting) {
+            if (domains_[0]->takes_no_answer(hello.addresses[0])) {
+                refuse(peer,
+                       "shm: both engines are in this process, and the peer met this one first: libfabric takes "
+                       "writes in one direction only; use tcp");
+            } else {
+                make_ready(peer);
+            }
         }
         mailbox_.send(to, {MessageKind::welcome, engine_, addresses_, ""}, {});
     }
@@ -132,7 +156,7 @@ private:
     void make_ready(Peer& peer) {
         --num_connecting_;
         peer.state = PeerState::ready;
-        for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.start(transfer, peer);
+        for (const auto& transfer : std::exchange(peer.waiting, {})) start(transfer);
     }
     void refuse(Peer& peer, const std::string& why) {
         --num_connecting_;
@@ -149,6 +173,7 @@ private:
     const Hooks hooks_;
     std::map<uint64_t, Peer> peers_;  // by engine
     uint32_t num_connecting_ = 0;
+    uint64_t num_changes_ = 1;  // of ways that may have been looked up
 };
 
 }  // namespace tracekern

@@ -10,7 +10,6 @@
 
 #include "fabric/callbacks.hpp"
 #include "fabric/domain.hpp"
-#include "fabric/peers.hpp"
 #include "fabric/transfer.hpp"
 
 namespace tracekern {
@@ -24,19 +23,18 @@ public:
 
     uint64_t num_under_way() const { return num_under_way_; }
 
-    void start(const std::shared_ptr<Transfer>& transfer, const Peer& peer) {
+    void start(const std::shared_ptr<Transfer>& transfer) {
         active_.push_back(transfer);
-        post_one(transfer, peer);  // at once: others may have thousands to go
+        post_one(transfer);  // at once: others may have thousands to go
     }
 
     // Posts what there is room for.
-    bool post_more(const Peers& peers) {
+    bool post_more() {
         bool is_busy = false;
         for (size_t turn = active_.size(); turn > 0; --turn) {
             const auto transfer = std::move(active_.front());
             active_.pop_front();
-            const Peer& peer = peers.at(transfer->dst.engine);
-            while (post_one(transfer, peer)) is_busy = true;
+            while (post_one(transfer)) is_busy = true;
             if (transfer->num_posted < transfer->pieces.size() && transfer->error.empty()) active_.push_back(transfer);
         }
         return is_busy;
@@ -68,11 +66,11 @@ private:
     static constexpr uint32_t kWindow = 256;  // writes under way in a domain
 
     // Posts the next write of a transfer; false: no room now, or none is left.
-    bool post_one(const std::shared_ptr<Transfer>& transfer, const Peer& peer) {
+    bool post_one(const std::shared_ptr<Transfer>& transfer) {
         if (transfer->num_posted == transfer->pieces.size() || !transfer->error.empty()) return false;
         const TransferPiece& piece = transfer->pieces[transfer->num_posted];
         if (under_way_[piece.domain] == kWindow) return false;
-        const auto& way = transfer->dst.ways[piece.domain];
+        const auto& way = transfer->targets->ways[piece.target * domains_.size() + piece.domain];
         const MemoryRegion* src = transfer->src.get();
         Operation* operation = take_operation();
         operation->owner = transfer.get();
@@ -80,7 +78,7 @@ private:
         const WritePiece write{src ? src->at + piece.src : nullptr,
                                piece.bytes,
                                src ? src->ways[piece.domain].local : nullptr,
-                               peer.at[piece.domain],
+                               way.peer,
                                way.base + piece.dst,
                                way.key,
                                transfer->imm.has_value(),

@@ -9,6 +9,15 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput, TracekernError
 from tracekern.fabric.done import OnDone, TransferError, native_on_done
 from tracekern.fabric.library import native, require_library
+from tracekern.fabric.requests import (
+    ROUND_ROBIN,
+    SHARD_PEERS,
+    DomainGroupRouting,
+    GroupTransferRouting,
+    PageIndices,
+    PeerGroupHandle,
+    ScatterSlice,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -40,19 +49,6 @@ class MemoryRegionHandle:
     num_bytes: int
     owner: Any = field(repr=False, compare=False, default=None)
     """Keeps the memory alive."""
-
-
-@dataclass(frozen=True)
-class PageIndices:
-    """Pages of a region: page i lies at offset + indices[i] * stride."""
-
-    indices: Sequence[int]
-    stride: int
-    offset: int = 0
-
-    @property
-    def as_native(self) -> tuple[list[int], int, int]:
-        return list(self.indices), self.stride, self.offset
 
 
 class DomainAddress:
@@ -135,11 +131,6 @@ class ImmCounter:
         """Waits for `count` more, and takes them. Raises TransferError when they do not come in time."""
         if not self._counter.wait(count, timeout_s):
             raise TransferError(f"immediate {self.imm}: {self.count} of {count} have come within {timeout_s:g} s")
-
-
-def count_immediates(num_pages: int = 0, num_shards: int = 0) -> int:
-    """Returns how many immediates a request raises: one a page, or one a shard, whatever they carry."""
-    return num_pages or num_shards
 
 
 class ScalarWatcher:
@@ -260,12 +251,20 @@ class TransferEngine:
         dst_offset: int = 0,
         imm: int | None = None,
         num_shards: int = 0,
+        routing: DomainGroupRouting = ROUND_ROBIN,
         on_done: OnDone,
     ) -> None:
-        """Writes to a peer's memory, in shards over the domains, 0: one for each. With `imm` each raises it there."""
+        """Writes to a peer's memory, in shards over the domains. With `imm` each shard raises it there.
+
+        num_shards stands for DomainGroupRouting.round_robin(num_shards).
+        """
+        if num_shards:
+            if routing != ROUND_ROBIN:
+                raise BadInput(f"num_shards is {num_shards}, and routing is {routing}; wanted one of them")
+            routing = DomainGroupRouting.round_robin(num_shards)
         place = src.region, src_offset, num_bytes, dst.native, dst_offset
         with _bad_input():
-            self._engine.submit_write(*place, _check_imm(imm), num_shards, native_on_done(on_done))
+            self._engine.submit_write(*place, _check_imm(imm), routing.as_native, native_on_done(on_done))
 
     def submit_paged_writes(
         self,
@@ -276,17 +275,59 @@ class TransferEngine:
         page_bytes: int,
         *,
         imm: int | None = None,
+        routing: DomainGroupRouting = ROUND_ROBIN,
         on_done: OnDone,
     ) -> None:
         """Writes page for page. With `imm` each page raises it there."""
         pages = src.region, src_pages.as_native, dst.native, dst_pages.as_native, page_bytes
         with _bad_input():
-            self._engine.submit_paged_writes(*pages, _check_imm(imm), native_on_done(on_done))
+            self._engine.submit_paged_writes(*pages, _check_imm(imm), routing.as_native, native_on_done(on_done))
 
     def submit_imm(self, dst: MemoryRegionDescriptor, imm: int, on_done: OnDone) -> None:
         """Raises an immediate at the engine whose memory that is, and writes nothing."""
         with _bad_input():
             self._engine.submit_imm(dst.native, _check_imm(imm), native_on_done(on_done))
+
+    # ---- groups of peers ----
+
+    def add_peer_group(self, memory: Sequence[MemoryRegionDescriptor]) -> PeerGroupHandle:
+        """Returns a handle for writes to memory of several peers, and begins to meet those that are new.
+
+        Addresses and keys are looked up once, not in each request. Nothing is written before all have answered.
+        """
+        with _bad_input():
+            group = self._engine.add_peer_group([descriptor.native for descriptor in memory])
+        return PeerGroupHandle(len(memory), group)
+
+    def submit_scatter(
+        self,
+        group: PeerGroupHandle,
+        src: MemoryRegionHandle,
+        slices: Sequence[ScatterSlice],
+        *,
+        imm: int | None = None,
+        routing: GroupTransferRouting = SHARD_PEERS,
+        on_done: OnDone,
+    ) -> None:
+        """Writes to each peer its slice; without bytes it still raises `imm`. One transfer: done when all are."""
+        with _bad_input():
+            self._engine.submit_scatter(
+                group.native, src.region, slices, _check_imm(imm), routing.as_native, native_on_done(on_done)
+            )
+
+    def submit_barrier(
+        self,
+        group: PeerGroupHandle,
+        imm: int,
+        *,
+        routing: GroupTransferRouting = SHARD_PEERS,
+        on_done: OnDone,
+    ) -> None:
+        """Raises an immediate at each peer. Writes submitted before may arrive after it: count their own."""
+        with _bad_input():
+            self._engine.submit_barrier(group.native, _check_imm(imm), routing.as_native, native_on_done(on_done))
+
+    # ---- messages ----
 
     def submit_send(self, to: DomainAddress, payload: bytes, on_done: OnDone) -> None:
         """Sends a message to an engine's main address. The payload is copied."""
@@ -344,6 +385,9 @@ class _bad_input:  # noqa: N801  # reads as a statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, TypeError) and "Invoked with: " in str(error):  # pybind11, of a number that does not fit
+            given = str(error).split("Invoked with: ")[1].split(">, ", 1)[-1].splitlines()[0]
+            raise BadInput(f"wanted whole numbers from 0 to 2^64 - 1, got {given}") from None
         if isinstance(error, ValueError) and not isinstance(error, BadInput):
             raise BadInput(str(error)) from None
         if isinstance(error, RuntimeError) and not isinstance(error, TracekernError):
