@@ -135,6 +135,12 @@ void bind_memory(py::class_<Engine, EngineHolder>& engine) {
         .def_property_readonly("num_domains", &Engine::num_domains)
         .def_property_readonly("main_address", &Engine::main_address)
         .def("stop", &Engine::stop, py::call_guard<py::gil_scoped_release>())
+        .def(
+            "start_trace",
+            [](Engine& engine, uint64_t tracks) { engine.start_trace(tracks); },
+            py::arg("tracks"),
+            py::call_guard<py::gil_scoped_release>())
+        .def("stop_trace", &Engine::stop_trace, py::call_guard<py::gil_scoped_release>())
         .def("register_memory", &Engine::register_memory, py::call_guard<py::gil_scoped_release>())
         .def("describe", &Engine::describe)
         .def("unregister_memory", &Engine::unregister_memory, py::call_guard<py::gil_scoped_release>());
@@ -256,6 +262,7 @@ PYBIND11_MODULE(_fabric, module) {
     bind_groups(module, engine);
     bind_messages(engine);
     bind_watchers(engine);
+    module.def("describe_events", &describe_events<TransferEvent>);
     // [(provider, source, fabric, bits a second or 0)] of those providers that are here.
     module.def("find_nets", [](const std::string& library, const std::vector<std::string>& providers) {
         py::list nets;

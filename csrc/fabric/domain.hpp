@@ -13,6 +13,7 @@
 
 #include "fabric/address.hpp"
 #include "fabric/nets.hpp"
+#include "fabric/trace.hpp"
 
 namespace tracekern {
 
@@ -22,6 +23,7 @@ struct Operation {
     void* owner;      // the transfer that it is part of
     uint64_t index;   // its domain; of a message its buffer
     Operation* next;  // in the pool
+    RecordedSpan write;
 };
 
 // Memory as one domain knows it.
@@ -54,9 +56,14 @@ public:
         require(fi_domain(fabric_, info_, &domain_, nullptr), "open the domain");
         fi_cq_attr queue{};
         queue.format = FI_CQ_FORMAT_DATA;
-        queue.wait_obj = FI_WAIT_NONE;
+        queue.wait_obj = FI_WAIT_FD;
         queue.size = 8192;
-        require(fi_cq_open(domain_, &queue, &completions_, nullptr), "open the completion queue");
+        if (fi_cq_open(domain_, &queue, &completions_, nullptr) != 0) {
+            queue.wait_obj = FI_WAIT_NONE;  // shm has none
+            require(fi_cq_open(domain_, &queue, &completions_, nullptr), "open the completion queue");
+        }
+        if (queue.wait_obj == FI_WAIT_FD)
+            require(fi_control(&completions_->fid, FI_GETWAIT, &descriptor_), "ask for the descriptor");
         fi_av_attr addresses{};
         addresses.type = FI_AV_TABLE;
         require(fi_av_open(domain_, &addresses, &addresses_, nullptr), "open the address table");
@@ -92,6 +99,13 @@ public:
             return address.bytes.substr(0, address.bytes.find(':', 9));
         };
         return net_.provider == "shm" && process(peer) == process(address_);
+    }
+    // Can be read from when something may have come; -1: the provider has none.
+    int descriptor() const { return descriptor_; }
+    // The descriptor will tell. False: ask the completion queue first.
+    bool may_sleep() {
+        fid* queue = &completions_->fid;
+        return fi_trywait(fabric_, &queue, 1) == 0;
     }
 
     // key: what the provider takes where it does not choose one itself.
@@ -190,6 +204,7 @@ private:
     fid_cq* completions_ = nullptr;
     fid_av* addresses_ = nullptr;
     fid_ep* endpoint_ = nullptr;
+    int descriptor_ = -1;
     DomainAddress address_;
     std::unordered_map<std::string, fi_addr_t> places_;  // of peers, by address
 };

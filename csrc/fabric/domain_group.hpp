@@ -1,12 +1,13 @@
 // The worker of an engine: one thread that owns one to four domains, posts what others submit, and takes what arrives.
 //
 // In every turn: new requests first, and the first write of each at once; then as many more as there is room for; then
-// the completion queues. Nothing else touches a domain.
+// the completion queues. Nothing else touches a domain, but for threads that do the worker's turns (turns.hpp).
 #pragma once
 
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -24,6 +25,7 @@
 #include "fabric/peers.hpp"
 #include "fabric/queue.hpp"
 #include "fabric/transfer_queue.hpp"
+#include "fabric/turns.hpp"
 
 namespace tracekern {
 
@@ -38,14 +40,16 @@ public:
                 uint64_t engine,
                 std::chrono::nanoseconds connect_limit,
                 CallbackThread& callbacks,
-                ImmCounters& imms)
+                ImmCounters& imms,
+                Turns& turns)
         : library_(library),
           nets_(std::move(nets)),
           pin_cpu_(pin_cpu),
           engine_(engine),
           connect_limit_(connect_limit),
           callbacks_(callbacks),
-          imms_(imms) {
+          imms_(imms),
+          turns_(turns) {
         std::promise<void> opened;
         auto is_open = opened.get_future();
         worker_ = std::thread([&] { run(opened); });
@@ -58,7 +62,8 @@ public:
     }
     DomainGroup(const DomainGroup&) = delete;
     ~DomainGroup() {
-        is_stopping_.store(true, std::memory_order_release);
+        is_stopping_.store(true, std::memory_order_seq_cst);
+        turns_.wake();
         if (worker_.joinable()) worker_.join();
     }
 
@@ -82,13 +87,26 @@ public:
     }
     // Their engines are to answer before the first transfer comes.
     void meet(std::shared_ptr<Targets> targets) {
-        requests_.put([this, targets = std::move(targets)] { peers_->meet_all(*targets); });
+        put([this, targets = std::move(targets)] { peers_->meet_all(*targets); });
     }
+    // A short write is posted here and now where the worker has a moment: it would cost a change of threads.
     void submit(std::shared_ptr<Transfer> transfer) {
-        requests_.put([this, transfer = std::move(transfer)] { peers_->start(transfer); });
+        // Relaxed: one that is submitted as the recording begins may miss its own time, and gets the worker's.
+        if (is_recording_.load(std::memory_order_relaxed)) transfer->submitted = HostTrack::now();
+        bool is_started = false;
+        if (transfer->is_short()) {
+            turns_.try_between([&] {
+                if (requests_.has_new()) return;  // those first
+                start(transfer);
+                is_started = true;
+                if (transfer->num_posted == 0) turns_.wake();
+            });
+        }
+        if (is_started) return turns_.wake(Turns::Sleep::asleep);
+        put([this, transfer = std::move(transfer)] { start(transfer); });
     }
     void send(DomainAddress to, std::string payload, OnDone on_done) {
-        requests_.put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
+        put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
             try {
                 mailbox_->send(domains_[0]->insert(to), {MessageKind::payload, engine_, {}, payload}, on_done);
             } catch (const std::runtime_error& error) {
@@ -96,15 +114,35 @@ public:
             }
         });
     }
+    // The region has a track for each EngineTrack and domain.
+    void start_trace(const LaunchDescriptor& launch) {
+        call([&] {
+            trace_.start(launch, static_cast<uint32_t>(domains_.size()), engine_);
+            peers_->introduce();
+        });
+        is_recording_.store(true, std::memory_order_relaxed);
+    }
+    void stop_trace() {
+        is_recording_.store(false, std::memory_order_relaxed);
+        call([&] { trace_.stop(); });
+    }
     void on_message(OnMessage on_message) {
         call([&] { on_message_ = std::move(on_message); });
     }
 
 private:
-    // Runs on the worker; throws here what it throws there.
+    void start(const std::shared_ptr<Transfer>& transfer) {
+        transfers_->admit(*transfer);
+        peers_->start(transfer);
+    }
+    void put(std::function<void()> request) {
+        requests_.put(std::move(request));
+        turns_.wake();
+    }
+    // Runs between two turns; throws here what it throws there.
     void call(std::function<void()> what) {
         std::promise<void> done;
-        requests_.put([&] {
+        put([&] {
             try {
                 what();
                 done.set_value();
@@ -126,25 +164,35 @@ private:
             opened.set_exception(std::current_exception());
             return;
         }
-        for (uint32_t idle_turns = 0;;) {
-            const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
-            bool is_busy = false;
-            while (const auto request = requests_.take()) {
-                (*request)();
-                is_busy = true;
-            }
-            is_busy |= mailbox_->send_more();
-            is_busy |= transfers_->post_more();
-            peers_->give_up_on_silent();
-            for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
-            if (is_stopping) {
-                fail_what_waits();
-                if (!is_busy && transfers_->num_under_way() + mailbox_->num_under_way() == 0) break;
-            }
-            idle_turns = is_busy ? 0 : idle_turns + 1;
-            if (idle_turns > kSpins) rest(idle_turns);
-        }
+        turns_.work([this] { return turn(); },
+                    [this] { return is_over_; },
+                    [this] { return may_sleep(); },
+                    [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
+                    descriptors_);
         close();
+    }
+    bool turn() {
+        const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
+        bool is_busy = false;
+        while (const auto request = requests_.take()) {
+            (*request)();
+            is_busy = true;
+        }
+        is_busy |= mailbox_->send_more();
+        is_busy |= transfers_->post_more();
+        peers_->give_up_on_silent();
+        for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
+        if (is_stopping) {
+            fail_what_waits();
+            is_over_ = !is_busy && transfers_->num_under_way() + mailbox_->num_under_way() == 0;
+        }
+        return is_busy;
+    }
+    bool may_sleep() {
+        for (const auto& domain : domains_) {
+            if (!domain->may_sleep()) return false;
+        }
+        return true;
     }
 
     // Memory comes after the pinning, so that it is near.
@@ -159,31 +207,29 @@ private:
             domains_.push_back(std::make_unique<Domain>(library_, net));
             addresses_.push_back(domains_.back()->address());
         }
+        for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
+        if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
         mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], connect_limit_, callbacks_);
-        transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_);
+        transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{
             [this](const auto& transfer) { transfers_->start(transfer); },
             [this](const auto& transfer, const std::string& why) { transfers_->end(transfer, why); }};
-        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, connect_limit_, *mailbox_, hooks);
+        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, connect_limit_, *mailbox_, trace_, hooks);
     }
     void close() {
         if (mailbox_) mailbox_->close_memory();
         domains_.clear();
     }
 
-    // A worker that finds nothing to do for long lets others have the core.
-    static constexpr uint32_t kSpins = 2000;
-    static void rest(uint32_t idle_turns) {
-        if (idle_turns < 2 * kSpins) {
-            sched_yield();
-        } else {
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-        }
-    }
-
     bool poll(uint32_t domain) {
-        const auto on_imm = [&](uint32_t imm, fi_addr_t) {
-            if (auto reached = imms_.add(imm)) callbacks_.put(std::move(reached));
+        const auto on_imm = [&](uint32_t imm, fi_addr_t source) {
+            const uint64_t at = trace_.now();
+            auto [number, reached] = imms_.add(imm);
+            trace_.mark<TransferEvent::arrival>(
+                EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
+            if (!reached) return;
+            trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
+            callbacks_.put(std::move(reached));
         };
         const auto on_done = [&](Operation* operation, uint64_t bytes) { take(operation, bytes, ""); };
         const auto on_error = [&](Operation* operation, const std::string& error) { take(operation, 0, error); };
@@ -213,16 +259,20 @@ private:
     const std::chrono::nanoseconds connect_limit_;
     CallbackThread& callbacks_;
     ImmCounters& imms_;
+    Turns& turns_;
     Queue<std::function<void()>> requests_;
-    std::atomic<bool> is_stopping_ = false;
+    std::atomic<bool> is_stopping_ = false, is_recording_ = false;
 
     // The worker's, but for addresses_, which stay as they are.
+    WorkerTrace trace_;
     std::vector<DomainAddress> addresses_;
     std::unique_ptr<Mailbox> mailbox_;  // its buffers outlive the endpoints
     std::vector<std::unique_ptr<Domain>> domains_;
     std::unique_ptr<TransferQueue> transfers_;
     std::unique_ptr<Peers> peers_;
     OnMessage on_message_;
+    std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot
+    bool is_over_ = false;
     std::thread worker_;
 };
 

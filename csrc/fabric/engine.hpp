@@ -38,7 +38,7 @@ public:
         }
         callbacks_ = std::make_unique<CallbackThread>();
         group_ = std::make_unique<DomainGroup>(
-            *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_);
+            *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_, *turns_);
         watchers_ = std::make_unique<ScalarWatchers>();
     }
     ~TransferEngine() { end(); }
@@ -57,6 +57,16 @@ public:
     }
     // Its threads end with it, so that none of them can end it.
     bool is_in_callback() const { return group_ && (callbacks_->is_here() || watchers_->is_here()); }
+
+    // Records into tracks that a capture has reserved, until stop_trace() or stop().
+    void start_trace(TraceChoice tracks) {
+        running().start_trace(tracks.descriptor());
+        imms_.trace().start(tracks.descriptor(), num_domains());
+    }
+    void stop_trace() {
+        imms_.trace().stop();
+        if (group_) group_->stop_trace();
+    }
 
     // ---- memory ----
 
@@ -198,6 +208,7 @@ public:
 
 private:
     void end() {
+        imms_.trace().stop();
         watchers_.reset();
         group_.reset();
         callbacks_.reset();
@@ -293,7 +304,8 @@ private:
 
     const std::shared_ptr<const FabricLibrary> library_;
     const uint64_t number_;
-    ImmCounters imms_;
+    const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
+    ImmCounters imms_{turns_};
     std::unique_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     std::unique_ptr<ScalarWatchers> watchers_;

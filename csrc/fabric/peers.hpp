@@ -20,6 +20,7 @@ namespace tracekern {
 enum class PeerState { connecting, ready, refused };
 
 struct Peer {
+    uint32_t number = 0;  // counted in the order of meeting
     PeerState state = PeerState::connecting;
     std::vector<fi_addr_t> at;  // one a domain
     std::string why;            // refused
@@ -40,13 +41,16 @@ public:
           const std::vector<DomainAddress>& addresses,
           std::chrono::nanoseconds connect_limit,
           Mailbox& mailbox,
+          WorkerTrace& trace,
           Hooks hooks)
         : engine_(engine),
           domains_(domains),
           addresses_(addresses),
           connect_limit_(connect_limit),
           mailbox_(mailbox),
-          hooks_(std::move(hooks)) {}
+          trace_(trace),
+          hooks_(std::move(hooks)),
+          number_at_(domains.size()) {}
 
     // Starts a transfer once all its peers have answered.
     void start(const std::shared_ptr<Transfer>& transfer) {
@@ -69,7 +73,7 @@ public:
             if (peer.state != PeerState::ready && (!found || found->state != PeerState::refused)) found = &peer;
             if (found) continue;
             for (size_t i = 0; i < peer.at.size(); ++i) {
-                targets.ways.push_back({peer.at[i], memory.ways[i].base, memory.ways[i].key});
+                targets.ways.push_back({peer.at[i], peer.number, memory.ways[i].base, memory.ways[i].key});
             }
         }
         if (!found) targets.looked_up = num_changes_;
@@ -93,6 +97,16 @@ public:
             }
         }
     }
+    // Tells a recording that has begun who is who.
+    void introduce() const {
+        for (const auto& [engine, peer] : peers_) trace_.introduce(peer.number, engine);
+    }
+    // Of the peer at an address of a domain; kNobody where it is not known.
+    uint32_t number_at(uint32_t domain, fi_addr_t address) const {
+        const auto& of_domain = number_at_[domain];
+        return address < of_domain.size() ? of_domain[address] : kNobody;
+    }
+
     void fail_waiting(const std::string& why) {
         for (auto& [number, peer] : peers_) {
             for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.fail(transfer, why);
@@ -100,15 +114,23 @@ public:
     }
 
 private:
+    static constexpr uint32_t kNobody = ~0u;
+
+    Peer& add(uint64_t engine) {
+        Peer& peer = peers_[engine];
+        peer.number = static_cast<uint32_t>(peers_.size());
+        trace_.introduce(peer.number, engine);
+        return peer;
+    }
     // The engine that a descriptor is of; the first time it is told hello.
     Peer& meet(const MemoryRegionDescriptor& descriptor) {
         const auto found = peers_.find(descriptor.engine);
         if (found != peers_.end()) return found->second;
         std::vector<DomainAddress> addresses;
         for (const auto& way : descriptor.ways) addresses.push_back(way.address);
-        Peer& peer = peers_[descriptor.engine];
+        Peer& peer = add(descriptor.engine);
         try {
-            peer.at = insert(addresses);
+            place(peer, insert(addresses));
         } catch (const std::runtime_error& error) {
             peer.state = PeerState::refused;
             peer.why = error.what();
@@ -116,13 +138,21 @@ private:
         }
         peer.until = std::chrono::steady_clock::now() + connect_limit_;
         mailbox_.send(peer.at[0], {MessageKind::hello, engine_, addresses_, ""}, {});
-        ++num_connecting_;
         return peer;
     }
     std::vector<fi_addr_t> insert(const std::vector<DomainAddress>& addresses) {
         std::vector<fi_addr_t> at;
         for (size_t i = 0; i < addresses.size(); ++i) at.push_back(domains_.at(i)->insert(addresses[i]));
         return at;
+    }
+    void place(Peer& peer, std::vector<fi_addr_t> at) {
+        for (size_t i = 0; i < at.size(); ++i) {
+            auto& numbers = number_at_[i];
+            if (numbers.size() <= at[i]) numbers.resize(at[i] + 1, kNobody);
+            numbers[at[i]] = peer.number;
+        }
+        peer.at = std::move(at);
+        ++num_connecting_;
     }
 
     // Both sides must know each other's addresses before the first write.
@@ -136,11 +166,9 @@ private:
             return mailbox_.send(to, {MessageKind::refusal, engine_, {}, why}, {});
         }
         auto at = insert(hello.addresses);
-        Peer& peer = peers_[hello.engine];  // it knows this engine's addresses already
-        if (peer.at.empty()) {
-            peer.at = std::move(at);
-            ++num_connecting_;
-        }
+        const auto found = peers_.find(hello.engine);
+        Peer& peer = found == peers_.end() ? add(hello.engine) : found->second;  // it knows this engine's addresses
+        if (peer.at.empty()) place(peer, std::move(at));
         if (peer.state == PeerState::connecting) {
             if (domains_[0]->takes_no_answer(hello.addresses[0])) {
                 refuse(peer,
@@ -170,8 +198,10 @@ private:
     const std::vector<DomainAddress>& addresses_;  // of this engine
     const std::chrono::nanoseconds connect_limit_;
     Mailbox& mailbox_;
+    WorkerTrace& trace_;
     const Hooks hooks_;
-    std::map<uint64_t, Peer> peers_;  // by engine
+    std::vector<std::vector<uint32_t>> number_at_;  // by domain and address
+    std::map<uint64_t, Peer> peers_;                // by engine
     uint32_t num_connecting_ = 0;
     uint64_t num_changes_ = 1;  // of ways that may have been looked up
 };

@@ -28,6 +28,7 @@ struct Targets {
     // What all writes to one target through one domain have in common.
     struct Way {
         fi_addr_t peer;
+        uint32_t number;  // of the peer, in a recording
         uint64_t base, key;
     };
     // The worker's, who looks them up once, and again when peers have changed since.
@@ -48,10 +49,16 @@ struct Transfer {
     std::optional<uint32_t> imm;  // with each piece
     OnDone on_done;
 
+    uint64_t submitted = 0;  // HostTrack::now() where it is recorded
+
     // The worker's.
     uint64_t num_posted = 0, num_ended = 0;
     std::string error;  // the first
+    uint64_t number = 0;
+    RecordedSpan whole, queued;
 
+    // Posting it takes no longer than handing it to another thread.
+    bool is_short() const { return pieces.size() == 1 && pieces[0].bytes <= 4096; }
     bool is_over() const { return num_ended == num_posted && (num_posted == pieces.size() || !error.empty()); }
 };
 

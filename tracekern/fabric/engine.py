@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,14 @@ from tracekern.fabric.requests import (
 if TYPE_CHECKING:
     import torch
 
+    from tracekern.record.session import Capture
+
 PROVIDERS = ("efa", "tcp", "shm")
 """Those of libfabric that an engine is known to work with, the best first."""
 MAX_IMM = (1 << 32) - 1
 CONNECT_LIMIT_S = 10.0
+TRACED_RECORDS = 1 << 16
+"""Room of each track of a traced engine: 1 MiB."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ class ScalarWatcher:
         import torch
 
         # Of pinned memory the address is also the device's.
-        is_pinned = torch.cuda.is_available() and torch.cuda.is_initialized()
+        is_pinned = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.tensor = torch.zeros(1, dtype=torch.int64, pin_memory=is_pinned)
         self._engine = engine
         self._number = engine.watch(self.address, self.tensor, callback)
@@ -215,6 +220,25 @@ class TransferEngine:
         """Ends what is under way, calls back for all of it, and closes the domains. Raises BadInput in a callback."""
         with _bad_input():
             self._engine.stop()
+
+    @contextlib.contextmanager
+    def traced(self, capture: Capture, records: int = TRACED_RECORDS) -> Iterator[None]:
+        """Records transfers, arrivals and waits into an open capture, until the block ends.
+
+        records: room of each track; a transfer takes two records, each of its writes one, each arrival one.
+        """
+        tracks = capture.host_tracks("transfers", native().describe_events(), self._track_names(), records)
+        if tracks:
+            with _bad_input():
+                self._engine.start_trace(tracks)
+        try:
+            yield
+        finally:
+            self._engine.stop_trace()
+
+    def _track_names(self) -> list[str]:
+        domains = [f"domain {idx} {net.provider} {net.source}".rstrip() for idx, net in enumerate(self.nets)]
+        return ["transfers", "arrivals", "waits", *domains]
 
     # ---- memory ----
 
