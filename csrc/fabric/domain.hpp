@@ -128,9 +128,7 @@ public:
     fi_addr_t insert(const DomainAddress& address) {
         if (const auto known = places_.find(address.bytes); known != places_.end()) return known->second;
         fi_addr_t place = FI_ADDR_UNSPEC;
-        // The provider reads as many bytes as its own addresses have.
-        const bool is_whole = address.bytes.size() == address_.bytes.size();
-        if (!is_whole || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
+        if (!is_whole(address) || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
             throw std::runtime_error(net_.provider + ": not an address of this network");
         places_[address.bytes] = place;
         return place;
@@ -186,6 +184,17 @@ public:
     }
 
 private:
+    // A provider reads up to the end of a text, or else as many bytes as its own addresses have; tcp takes no address
+    // any more after the first one had an unknown family.
+    bool is_whole(const DomainAddress& address) const {
+        const std::string& bytes = address.bytes;
+        if (info_->addr_format == FI_ADDR_STR) return bytes.size() > 1 && bytes.find('\0') == bytes.size() - 1;
+        const bool has_family = info_->addr_format == FI_SOCKADDR_IN || info_->addr_format == FI_SOCKADDR_IN6;
+        constexpr size_t kFamily = sizeof(sa_family_t);
+        if (has_family && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
+        return bytes.size() == address_.bytes.size();
+    }
+
     template <class OnError>
     uint32_t take_error(OnError on_error) {
         fi_cq_err_entry error{};
