@@ -13,6 +13,9 @@ namespace {
 std::chrono::nanoseconds to_ns(double seconds) {
     return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
+Limit to_limit(std::optional<double> seconds) {
+    return seconds ? Limit(to_ns(*seconds)) : std::nullopt;
+}
 
 // Python's objects that are let go of on threads that do not hold the interpreter.
 template <class Object>
@@ -44,7 +47,7 @@ std::function<void(Arguments...)> call_back(const py::function& function) {
 OnDone to_on_done(const py::object& on_done) {
     if (py::isinstance<DoneFlag>(on_done)) return on_done.cast<std::shared_ptr<DoneFlag>>();
     if (py::isinstance<DoneCounter>(on_done)) return on_done.cast<std::shared_ptr<DoneCounter>>();
-    return call_back<const std::string&>(py::function(on_done));
+    return call_back<const Result&>(py::function(on_done));
 }
 
 // Its threads end with it, and may still want the interpreter; one of them may be what let go of it.
@@ -60,11 +63,13 @@ using EngineHolder = std::unique_ptr<TransferEngine, EndWithoutInterpreter>;
 EngineHolder make_engine(const std::string& library,
                          const std::vector<std::pair<std::string, std::string>>& nets,
                          int pin_cpu,
-                         double connect_limit_s) {
+                         double connect_limit_s,
+                         double transfer_limit_s) {
     EngineOptions options;
     for (const auto& [provider, source] : nets) options.nets.push_back({provider, source, "", 0});
     options.pin_cpu = pin_cpu;
     options.connect_limit = to_ns(connect_limit_s);
+    options.transfer_limit = to_ns(transfer_limit_s);
     const py::gil_scoped_release release;
     return EngineHolder(new TransferEngine(std::make_shared<FabricLibrary>(library), options));
 }
@@ -109,10 +114,17 @@ void bind_waiting(py::module_& module) {
         .def_property_readonly("imm", &ImmCounter::imm)
         .def_property_readonly("count", &ImmCounter::count)
         .def("wait", &wait_for_count<ImmCounter>, py::call_guard<py::gil_scoped_release>());
+    py::class_<Result>(module, "Result")
+        .def_property_readonly("outcome",
+                               [](const Result& result) {
+                                   constexpr const char* kNames[] = {"done", "failed", "stalled", "cancelled"};
+                                   return kNames[static_cast<size_t>(result.outcome)];
+                               })
+        .def_readonly("why", &Result::why);
     py::class_<DoneFlag, std::shared_ptr<DoneFlag>>(module, "DoneFlag")
         .def(py::init())
         .def_property_readonly("is_done", &DoneFlag::is_done)
-        .def_property_readonly("error", &DoneFlag::error)
+        .def_property_readonly("result", &DoneFlag::result)
         .def(
             "wait",
             [](DoneFlag& flag, double timeout_s) { return flag.wait(to_ns(timeout_s)); },
@@ -130,8 +142,12 @@ using OptionalImm = std::optional<uint32_t>;
 
 void bind_memory(py::class_<Engine, EngineHolder>& engine) {
     engine
-        .def(
-            py::init(&make_engine), py::arg("library"), py::arg("nets"), py::arg("pin_cpu"), py::arg("connect_limit_s"))
+        .def(py::init(&make_engine),
+             py::arg("library"),
+             py::arg("nets"),
+             py::arg("pin_cpu"),
+             py::arg("connect_limit_s"),
+             py::arg("transfer_limit_s"))
         .def_property_readonly("num_domains", &Engine::num_domains)
         .def_property_readonly("main_address", &Engine::main_address)
         .def("stop", &Engine::stop, py::call_guard<py::gil_scoped_release>())
@@ -141,9 +157,19 @@ void bind_memory(py::class_<Engine, EngineHolder>& engine) {
             py::arg("tracks"),
             py::call_guard<py::gil_scoped_release>())
         .def("stop_trace", &Engine::stop_trace, py::call_guard<py::gil_scoped_release>())
-        .def("register_memory", &Engine::register_memory, py::call_guard<py::gil_scoped_release>())
+        .def("register_memory",
+             [](Engine& engine, uint64_t at, uint64_t bytes, const py::object& owner) {
+                 auto kept = keep(owner);
+                 const py::gil_scoped_release release;
+                 return engine.register_memory(at, bytes, std::move(kept));
+             })
         .def("describe", &Engine::describe)
-        .def("unregister_memory", &Engine::unregister_memory, py::call_guard<py::gil_scoped_release>());
+        .def(
+            "unregister_memory",
+            [](Engine& engine, uint64_t region, std::optional<double> timeout_s) {
+                return engine.unregister_memory(region, to_limit(timeout_s));
+            },
+            py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
@@ -157,9 +183,17 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 uint64_t dst_offset,
                 OptionalImm imm,
                 const Routing& routing,
+                std::optional<double> timeout_s,
                 const py::object& on_done) {
-                 engine.submit_write(
-                     src, src_offset, num_bytes, dst, dst_offset, imm, to_routing(routing), to_on_done(on_done));
+                 return engine.submit_write(src,
+                                            src_offset,
+                                            num_bytes,
+                                            dst,
+                                            dst_offset,
+                                            imm,
+                                            to_routing(routing),
+                                            to_limit(timeout_s),
+                                            to_on_done(on_done));
              })
         .def("submit_paged_writes",
              [](Engine& engine,
@@ -170,20 +204,27 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 uint64_t page_bytes,
                 OptionalImm imm,
                 const Routing& routing,
+                std::optional<double> timeout_s,
                 const py::object& on_done) {
-                 engine.submit_paged_writes(src,
-                                            to_page_list(src_pages),
-                                            dst,
-                                            to_page_list(dst_pages),
-                                            page_bytes,
-                                            imm,
-                                            to_routing(routing),
-                                            to_on_done(on_done));
+                 return engine.submit_paged_writes(src,
+                                                   to_page_list(src_pages),
+                                                   dst,
+                                                   to_page_list(dst_pages),
+                                                   page_bytes,
+                                                   imm,
+                                                   to_routing(routing),
+                                                   to_limit(timeout_s),
+                                                   to_on_done(on_done));
              })
         .def("submit_imm",
-             [](Engine& engine, const MemoryRegionDescriptor& dst, uint32_t imm, const py::object& on_done) {
-                 engine.submit_imm(dst, imm, to_on_done(on_done));
-             });
+             [](Engine& engine,
+                const MemoryRegionDescriptor& dst,
+                uint32_t imm,
+                std::optional<double> timeout_s,
+                const py::object& on_done) {
+                 return engine.submit_imm(dst, imm, to_limit(timeout_s), to_on_done(on_done));
+             })
+        .def("cancel", &Engine::cancel);
 }
 
 void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) {
@@ -196,18 +237,22 @@ void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) 
                 const std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>& slices,
                 OptionalImm imm,
                 const GroupRouting& routing,
+                std::optional<double> timeout_s,
                 const py::object& on_done) {
                  std::vector<ScatterSlice> made;
                  for (const auto& [bytes, from, to] : slices) made.push_back({bytes, from, to});
-                 engine.submit_scatter(group, src, made, imm, to_routing(routing), to_on_done(on_done));
+                 return engine.submit_scatter(
+                     group, src, made, imm, to_routing(routing), to_limit(timeout_s), to_on_done(on_done));
              })
         .def("submit_barrier",
              [](Engine& engine,
                 const PeerGroup& group,
                 uint32_t imm,
                 const GroupRouting& routing,
+                std::optional<double> timeout_s,
                 const py::object& on_done) {
-                 engine.submit_barrier(group, imm, to_routing(routing), to_on_done(on_done));
+                 return engine.submit_barrier(
+                     group, imm, to_routing(routing), to_limit(timeout_s), to_on_done(on_done));
              });
 }
 
@@ -225,6 +270,12 @@ void bind_messages(py::class_<Engine, EngineHolder>& engine) {
                      const py::gil_scoped_acquire acquire;
                      callback(py::bytes(text));
                  });
+             })
+        .def("on_peer",
+             [](Engine& engine, const py::function& on_peer) {
+                 auto callback = call_back<const std::string&>(on_peer);
+                 const py::gil_scoped_release release;
+                 engine.on_peer(callback);
              })
         .def("expect_imm_count",
              [](Engine& engine, uint32_t imm, uint64_t count, const py::function& reached) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "fabric/address.hpp"
 #include "fabric/nets.hpp"
@@ -22,6 +23,7 @@ struct Operation {
     fi_context2 context;
     void* owner;      // the transfer that it is part of
     uint64_t index;   // its domain; of a message its buffer
+    uint32_t target;  // of the transfer
     Operation* next;  // in the pool
     RecordedSpan write;
 };
@@ -78,10 +80,10 @@ public:
     }
     Domain(const Domain&) = delete;
     ~Domain() {
+        close_endpoint();
         const auto close = [](auto* object) {
             if (object) fi_close(&object->fid);
         };
-        close(endpoint_);
         close(addresses_);
         close(completions_);
         close(domain_);
@@ -89,7 +91,23 @@ public:
         if (info_) library_.freeinfo(info_);
     }
 
+    // What was posted is let go of: no memory is read or written any more. Memory is closed next, then the rest.
+    void close_endpoint() {
+        if (endpoint_) fi_close(&std::exchange(endpoint_, nullptr)->fid);
+    }
+
+    const Net& net() const { return net_; }
     const DomainAddress& address() const { return address_; }
+    bool has_socket_addresses() const {
+        return info_->addr_format == FI_SOCKADDR_IN || info_->addr_format == FI_SOCKADDR_IN6;
+    }
+    // "fi_sockaddr_in://127.0.0.1:40471"
+    std::string name_of(const DomainAddress& address) const {
+        char text[128] = "";
+        size_t size = sizeof(text);
+        fi_av_straddr(addresses_, address.bytes.data(), text, &size);
+        return text;
+    }
 
     // libfabric's shm (2.5) takes no answers from an endpoint of the same process that it has written to: it looks up
     // its own memory as that one has mapped it, which is then unknown, and the process ends.
@@ -189,9 +207,8 @@ private:
     bool is_whole(const DomainAddress& address) const {
         const std::string& bytes = address.bytes;
         if (info_->addr_format == FI_ADDR_STR) return bytes.size() > 1 && bytes.find('\0') == bytes.size() - 1;
-        const bool has_family = info_->addr_format == FI_SOCKADDR_IN || info_->addr_format == FI_SOCKADDR_IN6;
         constexpr size_t kFamily = sizeof(sa_family_t);
-        if (has_family && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
+        if (has_socket_addresses() && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
         return bytes.size() == address_.bytes.size();
     }
 

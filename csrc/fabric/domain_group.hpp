@@ -1,19 +1,20 @@
 // The worker of an engine: one thread that owns one to four domains, posts what others submit, and takes what arrives.
 //
 // In every turn: new requests first, and the first write of each at once; then as many more as there is room for; then
-// the completion queues. Nothing else touches a domain, but for threads that do the worker's turns (turns.hpp).
+// the completion queues. Nothing else touches a domain.
 #pragma once
 
 #include <pthread.h>
 #include <sched.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,12 +25,15 @@
 #include "fabric/mailbox.hpp"
 #include "fabric/peers.hpp"
 #include "fabric/queue.hpp"
+#include "fabric/revocations.hpp"
 #include "fabric/transfer_queue.hpp"
 #include "fabric/turns.hpp"
 
 namespace tracekern {
 
 using OnMessage = std::function<void(std::string)>;
+// Called with what is wrong with a peer: it is dead, or has lost writes.
+using OnPeer = std::function<void(const std::string&)>;
 
 class DomainGroup {
 public:
@@ -38,7 +42,7 @@ public:
                 std::vector<Net> nets,
                 int pin_cpu,
                 uint64_t engine,
-                std::chrono::nanoseconds connect_limit,
+                PeerLimits limits,
                 CallbackThread& callbacks,
                 ImmCounters& imms,
                 Turns& turns)
@@ -46,7 +50,7 @@ public:
           nets_(std::move(nets)),
           pin_cpu_(pin_cpu),
           engine_(engine),
-          connect_limit_(connect_limit),
+          limits_(limits),
           callbacks_(callbacks),
           imms_(imms),
           turns_(turns) {
@@ -71,23 +75,34 @@ public:
 
     // ---- any thread ----
 
-    std::shared_ptr<MemoryRegion> register_memory(uint64_t number, void* at, uint64_t bytes) {
-        auto region = std::make_shared<MemoryRegion>();
-        region->at = static_cast<char*>(at);
-        region->bytes = bytes;
+    void register_memory(const std::shared_ptr<MemoryRegion>& region) {
         call([&] {
-            for (auto& domain : domains_) region->ways.push_back(domain->register_memory(at, bytes, number));
+            for (auto& domain : domains_) {
+                region->ways.push_back(domain->register_memory(region->at, region->bytes, region->number));
+            }
+            regions_[region->number] = region;
         });
-        return region;
     }
-    void unregister_memory(const std::shared_ptr<MemoryRegion>& region) {
-        call([&] {
-            for (auto& way : region->ways) Domain::close_memory(way);
+    // Returns "" when nobody can write there or read from there any more; else who may still, after the limit.
+    std::string unregister_memory(const std::shared_ptr<MemoryRegion>& region, std::chrono::nanoseconds limit) {
+        const auto freed = std::make_shared<std::promise<std::string>>();
+        auto outcome = freed->get_future();
+        put([this, region, limit, freed] {
+            if (is_broken()) return freed->set_value("");
+            region->is_revoked = true;
+            revocations_->start(
+                region, std::chrono::steady_clock::now() + limit, [this, region, freed](const std::string& held) {
+                    if (held.empty()) regions_.erase(region->number);
+                    freed->set_value(held);
+                });
         });
+        return outcome.get();
     }
     // Their engines are to answer before the first transfer comes.
     void meet(std::shared_ptr<Targets> targets) {
-        put([this, targets = std::move(targets)] { peers_->meet_all(*targets); });
+        put([this, targets = std::move(targets)] {
+            if (!is_broken()) peers_->look_up(*targets);
+        });
     }
     // A short write is posted here and now where the worker has a moment: it would cost a change of threads.
     void submit(std::shared_ptr<Transfer> transfer) {
@@ -97,7 +112,7 @@ public:
         if (transfer->is_short()) {
             turns_.try_between([&] {
                 if (requests_.has_new()) return;  // those first
-                start(transfer);
+                safely([&] { start(transfer); });
                 is_started = true;
                 if (transfer->num_posted == 0) turns_.wake();
             });
@@ -105,12 +120,22 @@ public:
         if (is_started) return turns_.wake(Turns::Sleep::asleep);
         put([this, transfer = std::move(transfer)] { start(transfer); });
     }
+    void cancel(uint64_t transfer) {
+        put([this, transfer] {
+            if (!is_broken() && !peers_->cancel(transfer)) transfers_->cancel(transfer);
+        });
+    }
     void send(DomainAddress to, std::string payload, OnDone on_done) {
         put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
+            const Mailbox::OnSent on_sent = [this, on_done](const std::string& error) mutable {
+                on_done.tell({error.empty() ? Outcome::done : Outcome::failed, error}, callbacks_);
+            };
+            if (is_broken()) return on_sent(broken_);
             try {
-                mailbox_->send(domains_[0]->insert(to), {MessageKind::payload, engine_, {}, payload}, on_done);
+                const Message message{MessageKind::payload, engine_, 0, 0, 0, {}, payload};
+                mailbox_->send(domains_[0]->insert(to), message, on_sent);
             } catch (const std::runtime_error& error) {
-                mailbox_->end(on_done, std::string("send: ") + error.what());
+                on_sent(std::string("send: ") + error.what());
             }
         });
     }
@@ -118,39 +143,48 @@ public:
     void start_trace(const LaunchDescriptor& launch) {
         call([&] {
             trace_.start(launch, static_cast<uint32_t>(domains_.size()), engine_);
-            peers_->introduce();
+            peers_->introduce_all();
         });
         is_recording_.store(true, std::memory_order_relaxed);
     }
     void stop_trace() {
         is_recording_.store(false, std::memory_order_relaxed);
-        call([&] { trace_.stop(); });
+        call([&] { trace_.stop(); }, true);
+    }
+    void on_peer(OnPeer on_peer) {
+        call([&] { on_peer_ = std::move(on_peer); });
     }
     void on_message(OnMessage on_message) {
         call([&] { on_message_ = std::move(on_message); });
     }
 
 private:
+    // How long an engine that ends waits for what it has posted.
+    static constexpr std::chrono::seconds kStopLimit{5};
+
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
-        peers_->start(transfer);
+        if (!is_broken()) return peers_->start(transfer);
+        transfers_->end(transfer, {Outcome::failed, broken_});
     }
     void put(std::function<void()> request) {
         requests_.put(std::move(request));
         turns_.wake();
     }
-    // Runs between two turns; throws here what it throws there.
-    void call(std::function<void()> what) {
-        std::promise<void> done;
-        put([&] {
+    // Runs between two turns; throws here what it throws there. even_broken: also where all is closed.
+    void call(std::function<void()> what, bool even_broken = false) {
+        const auto done = std::make_shared<std::promise<void>>();  // the worker may use it for longer than the waiter
+        auto is_done = done->get_future();
+        put([this, what = std::move(what), done, even_broken] {
             try {
+                if (is_broken() && !even_broken) throw std::runtime_error(broken_);
                 what();
-                done.set_value();
+                done->set_value();
             } catch (...) {
-                done.set_exception(std::current_exception());
+                done->set_exception(std::current_exception());
             }
         });
-        done.get_future().get();
+        is_done.get();
     }
 
     // ---- the worker ----
@@ -160,7 +194,7 @@ private:
             open();
             opened.set_value();
         } catch (...) {
-            close();
+            close("");
             opened.set_exception(std::current_exception());
             return;
         }
@@ -169,30 +203,71 @@ private:
                     [this] { return may_sleep(); },
                     [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
                     descriptors_);
-        close();
+        close("the engine was stopped");
     }
+
+    // What fails in a turn breaks the engine, whoever does the turn.
+    template <class What>
+    void safely(What what) {
+        try {
+            what();
+        } catch (const std::exception& error) {
+            break_down(error.what());
+        }
+    }
+    // Returns whether it found something to do.
     bool turn() {
-        const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
         bool is_busy = false;
-        while (const auto request = requests_.take()) {
-            (*request)();
-            is_busy = true;
-        }
-        is_busy |= mailbox_->send_more();
-        is_busy |= transfers_->post_more();
-        peers_->give_up_on_silent();
-        for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
-        if (is_stopping) {
-            fail_what_waits();
-            is_over_ = !is_busy && transfers_->num_under_way() + mailbox_->num_under_way() == 0;
-        }
+        safely([&] { is_over_ = take_turn(is_busy); });
+        if (is_broken() && !is_over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing else can
         return is_busy;
     }
-    bool may_sleep() {
+    bool may_sleep() const {
         for (const auto& domain : domains_) {
             if (!domain->may_sleep()) return false;
         }
         return true;
+    }
+
+    // Returns whether it was the last.
+    bool take_turn(bool& is_busy) {
+        const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
+        while (const auto request = requests_.take()) {
+            (*request)();
+            is_busy = true;
+        }
+        if (is_broken()) return is_stopping;
+        is_busy |= mailbox_->send_more();
+        is_busy |= transfers_->post_more();
+        for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
+        look_around(is_busy);
+        return is_stopping && finish(is_busy);
+    }
+
+    // At peers, deadlines, and memory that is taken back: many times a second, but not in every turn.
+    void look_around(bool is_busy) {
+        if (++num_turns_ % 64 != 0 && is_busy) return;  // a look at the clock costs time
+        const auto now = std::chrono::steady_clock::now();
+        if (now < next_look_) return;
+        next_look_ = now + std::chrono::milliseconds(5);
+        transfers_->end_late(now);
+        peers_->look(now);
+        revocations_->look(now);
+    }
+
+    // Returns whether the engine can end: what is posted has ended, or its time is over, and peers are told.
+    bool finish(bool is_busy) {
+        const std::string why = "the engine was stopped";
+        const auto now = std::chrono::steady_clock::now();
+        if (!last_moment_) last_moment_ = now + kStopLimit;
+        transfers_->fail_all_unposted(why);
+        if (now < *last_moment_ && (is_busy || transfers_->num_under_way() != 0)) return false;
+        if (!is_goodbye_said_) {
+            peers_->say_goodbye();
+            is_goodbye_said_ = true;
+        }
+        mailbox_->fail_unsent(why);
+        return now >= *last_moment_ || (!is_busy && mailbox_->num_under_way() == 0);
     }
 
     // Memory comes after the pinning, so that it is near.
@@ -209,21 +284,59 @@ private:
         }
         for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
         if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
-        mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], connect_limit_, callbacks_);
+        mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], limits_.connect);
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
-        const Peers::Hooks hooks{
-            [this](const auto& transfer) { transfers_->start(transfer); },
-            [this](const auto& transfer, const std::string& why) { transfers_->end(transfer, why); }};
-        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, connect_limit_, *mailbox_, trace_, hooks);
+        const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
+                                 [this](const Peer& peer) { tell(peer.why); },
+                                 [this](const std::string& warning) { tell(warning); }};
+        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, limits_, *mailbox_, *transfers_, trace_, hooks);
+        revocations_ = std::make_unique<Revocations>(*peers_, *transfers_);
     }
-    void close() {
+    // Endpoints come first: after them nobody reads or writes memory, whatever was posted, and users can be told.
+    void close(const std::string& why) {
+        for (auto& domain : domains_) domain->close_endpoint();
+        if (revocations_) {
+            peers_->fail_all(why);
+            transfers_->give_up_on_all(why);
+            transfers_->forget_all();
+            mailbox_->fail_all(why);
+            revocations_->fail_all(why);
+        }
+        for (auto& [number, region] : std::exchange(regions_, {})) {
+            for (auto& way : region->ways) Domain::close_memory(way);
+        }
         if (mailbox_) mailbox_->close_memory();
         domains_.clear();
+    }
+
+    // A domain that cannot be read any more takes the whole group with it: nobody knows what has become of its writes.
+    bool is_broken() const { return !broken_.empty(); }
+    void break_down(const std::string& why) {
+        broken_ = "the engine is broken, make another one: " + why;
+        close(broken_);
+        tell(broken_);
+    }
+    void tell(const std::string& what) {
+        if (on_peer_) callbacks_.put([on_peer = on_peer_, what] { on_peer(what); });
+    }
+
+    // What is wrong with a descriptor that a peer has, "" for nothing.
+    std::string check(const MemoryRegionDescriptor& descriptor) const {
+        const auto found = regions_.find(descriptor.region);
+        if (found == regions_.end() || found->second->is_revoked) return "the memory was unregistered";
+        const MemoryRegion& region = *found->second;
+        bool is_ours = descriptor.bytes == region.bytes && descriptor.ways.size() == region.ways.size();
+        for (size_t i = 0; is_ours && i < region.ways.size(); ++i) {
+            const auto& way = descriptor.ways[i];
+            is_ours = way.key == region.ways[i].key && way.base == region.ways[i].base && way.address == addresses_[i];
+        }
+        return is_ours ? "" : "the descriptor is not the one that this engine gave out";
     }
 
     bool poll(uint32_t domain) {
         const auto on_imm = [&](uint32_t imm, fi_addr_t source) {
             const uint64_t at = trace_.now();
+            peers_->count_imm(domain, source);
             auto [number, reached] = imms_.add(imm);
             trace_.mark<TransferEvent::arrival>(
                 EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
@@ -245,34 +358,35 @@ private:
         if (on_message_) callbacks_.put([on_message = on_message_, text = message.text] { on_message(text); });
     }
 
-    void fail_what_waits() {
-        const std::string why = "the engine was stopped";
-        peers_->fail_waiting(why);
-        mailbox_->fail_unsent(why);
-        transfers_->fail_active(why);
-    }
-
     const FabricLibrary& library_;
     const std::vector<Net> nets_;
     const int pin_cpu_;
     const uint64_t engine_;
-    const std::chrono::nanoseconds connect_limit_;
+    const PeerLimits limits_;
     CallbackThread& callbacks_;
     ImmCounters& imms_;
     Turns& turns_;
     Queue<std::function<void()>> requests_;
     std::atomic<bool> is_stopping_ = false, is_recording_ = false;
 
-    // The worker's, but for addresses_, which stay as they are.
+    // Of the thread that does the turn, but for addresses_, which stay as they are.
     WorkerTrace trace_;
     std::vector<DomainAddress> addresses_;
     std::unique_ptr<Mailbox> mailbox_;  // its buffers outlive the endpoints
     std::vector<std::unique_ptr<Domain>> domains_;
     std::unique_ptr<TransferQueue> transfers_;
     std::unique_ptr<Peers> peers_;
+    std::unique_ptr<Revocations> revocations_;
+    std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;  // that are open
     OnMessage on_message_;
+    OnPeer on_peer_;
     std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot
     bool is_over_ = false;
+    std::string broken_;  // why; all is closed then
+    uint64_t num_turns_ = 0;
+    TimePoint next_look_;
+    std::optional<TimePoint> last_moment_;  // of an engine that ends
+    bool is_goodbye_said_ = false;
     std::thread worker_;
 };
 

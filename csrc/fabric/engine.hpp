@@ -21,6 +21,7 @@ struct EngineOptions {
     std::vector<Net> nets;  // 1 to 4, a domain each
     int pin_cpu = -1;
     std::chrono::nanoseconds connect_limit{};
+    std::chrono::nanoseconds transfer_limit{};  // for a transfer that says none; a peer that is silent for it is dead
 };
 
 // Memory of peers that one request reaches, each its part. Of one engine.
@@ -28,17 +29,20 @@ struct PeerGroup {
     uint64_t engine;
     std::shared_ptr<Targets> targets;
 };
+// Of one transfer; nothing: the engine's.
+using Limit = std::optional<std::chrono::nanoseconds>;
 
 class TransferEngine {
 public:
     TransferEngine(std::shared_ptr<const FabricLibrary> library, const EngineOptions& options)
-        : library_(std::move(library)), number_(draw_number()) {
+        : library_(std::move(library)), number_(draw_number()), transfer_limit_(options.transfer_limit) {
         if (options.nets.empty() || options.nets.size() > kMaxDomains) {
             throw std::invalid_argument(std::to_string(options.nets.size()) + " domains; wanted 1 to 4");
         }
         callbacks_ = std::make_unique<CallbackThread>();
+        const PeerLimits limits{options.connect_limit, options.transfer_limit};
         group_ = std::make_unique<DomainGroup>(
-            *library_, options.nets, options.pin_cpu, number_, options.connect_limit, *callbacks_, imms_, *turns_);
+            *library_, options.nets, options.pin_cpu, number_, limits, *callbacks_, imms_, *turns_);
         watchers_ = std::make_unique<ScalarWatchers>();
     }
     ~TransferEngine() { end(); }
@@ -56,7 +60,7 @@ public:
         end();
     }
     // Its threads end with it, so that none of them can end it.
-    bool is_in_callback() const { return group_ && (callbacks_->is_here() || watchers_->is_here()); }
+    bool is_in_callback() const { return group_ && !is_forked() && (callbacks_->is_here() || watchers_->is_here()); }
 
     // Records into tracks that a capture has reserved, until stop_trace() or stop().
     void start_trace(TraceChoice tracks) {
@@ -70,12 +74,19 @@ public:
 
     // ---- memory ----
 
-    uint64_t register_memory(uint64_t at, uint64_t bytes) {
+    // owner: is kept for as long as anybody may write there or read from there.
+    uint64_t register_memory(uint64_t at, uint64_t bytes, std::shared_ptr<void> owner) {
         if (bytes == 0) throw std::invalid_argument("register_memory: 0 bytes; wanted at least 1");
+        auto& group = running();
+        auto region = std::make_shared<MemoryRegion>();
+        region->at = reinterpret_cast<char*>(at);
+        region->bytes = bytes;
+        region->owner = std::move(owner);
         const std::lock_guard lock(mutex_);
-        const uint64_t number = ++num_regions_;
-        regions_[number] = running().register_memory(number, reinterpret_cast<void*>(at), bytes);
-        return number;
+        region->number = ++num_regions_;
+        group.register_memory(region);
+        regions_[region->number] = region;
+        return region->number;
     }
     MemoryRegionDescriptor describe(uint64_t region) const {
         const auto memory = find(region);
@@ -85,40 +96,52 @@ public:
         }
         return descriptor;
     }
-    void unregister_memory(uint64_t region) {
-        const auto memory = find(region);
-        running().unregister_memory(memory);
+    // Returns "" when nobody can write there or read from there any more. Else who may still: it cannot be used, the
+    // memory is kept, and this can be called again.
+    std::string unregister_memory(uint64_t region, Limit limit) {
+        auto& group = running();
+        std::shared_ptr<MemoryRegion> memory;
+        {
+            const std::lock_guard lock(mutex_);
+            memory = at(retired_.contains(region) ? retired_ : regions_, region);
+            retired_[region] = memory;
+            regions_.erase(region);
+        }
+        std::string held = group.unregister_memory(memory, limit.value_or(transfer_limit_));
         const std::lock_guard lock(mutex_);
-        regions_.erase(region);
+        if (held.empty()) retired_.erase(region);
+        return held;
     }
 
     // ---- transfers: everything is checked here, before anything is posted ----
 
-    void submit_write(uint64_t src_region,
-                      uint64_t src_offset,
-                      uint64_t bytes,
-                      const MemoryRegionDescriptor& dst,
-                      uint64_t dst_offset,
-                      std::optional<uint32_t> imm,
-                      DomainGroupRouting routing,
-                      OnDone on_done) {
+    uint64_t submit_write(uint64_t src_region,
+                          uint64_t src_offset,
+                          uint64_t bytes,
+                          const MemoryRegionDescriptor& dst,
+                          uint64_t dst_offset,
+                          std::optional<uint32_t> imm,
+                          DomainGroupRouting routing,
+                          Limit limit,
+                          OnDone on_done) {
         const auto src = find(src_region);
         check_peer(dst);
         check_range("source", src_offset, bytes, src->bytes);
         check_range("destination", dst_offset, bytes, dst.bytes);
         std::vector<TransferPiece> pieces;
         cut_write(src_offset, dst_offset, bytes, 0, spread(routing), pieces);
-        submit(src, targets({dst}), std::move(pieces), imm, std::move(on_done));
+        return submit(src, targets({dst}), std::move(pieces), imm, limit, std::move(on_done));
     }
 
-    void submit_paged_writes(uint64_t src_region,
-                             const PageList& src_pages,
-                             const MemoryRegionDescriptor& dst,
-                             const PageList& dst_pages,
-                             uint64_t page_bytes,
-                             std::optional<uint32_t> imm,
-                             DomainGroupRouting routing,
-                             OnDone on_done) {
+    uint64_t submit_paged_writes(uint64_t src_region,
+                                 const PageList& src_pages,
+                                 const MemoryRegionDescriptor& dst,
+                                 const PageList& dst_pages,
+                                 uint64_t page_bytes,
+                                 std::optional<uint32_t> imm,
+                                 DomainGroupRouting routing,
+                                 Limit limit,
+                                 OnDone on_done) {
         const auto src = find(src_region);
         check_peer(dst);
         if (src_pages.indices.size() != dst_pages.indices.size()) {
@@ -129,14 +152,16 @@ public:
         check_pages("source", src_pages, page_bytes, src->bytes);
         check_pages("destination", dst_pages, page_bytes, dst.bytes);
         auto pieces = cut_pages(src_pages, dst_pages, page_bytes, spread(routing));
-        submit(src, targets({dst}), std::move(pieces), imm, std::move(on_done));
+        return submit(src, targets({dst}), std::move(pieces), imm, limit, std::move(on_done));
     }
 
     // An immediate alone.
-    void submit_imm(const MemoryRegionDescriptor& dst, uint32_t imm, OnDone on_done) {
+    uint64_t submit_imm(const MemoryRegionDescriptor& dst, uint32_t imm, Limit limit, OnDone on_done) {
         check_peer(dst);
-        submit(nullptr, targets({dst}), {{0, next_domain(), 0, 0, 0}}, imm, std::move(on_done));
+        return submit(nullptr, targets({dst}), {{0, next_domain(), 0, 0, 0}}, imm, limit, std::move(on_done));
     }
+    // Posts no more of a transfer; it ends when what is posted has. Nothing happens to one that has ended.
+    void cancel(uint64_t transfer) { running().cancel(transfer); }
 
     // ---- groups of peers ----
 
@@ -148,12 +173,13 @@ public:
         return group;
     }
 
-    void submit_scatter(const PeerGroup& group,
-                        uint64_t src_region,
-                        const std::vector<ScatterSlice>& slices,
-                        std::optional<uint32_t> imm,
-                        GroupTransferRouting routing,
-                        OnDone on_done) {
+    uint64_t submit_scatter(const PeerGroup& group,
+                            uint64_t src_region,
+                            const std::vector<ScatterSlice>& slices,
+                            std::optional<uint32_t> imm,
+                            GroupTransferRouting routing,
+                            Limit limit,
+                            OnDone on_done) {
         const auto src = find(src_region);
         check_group(group, routing);
         const auto& memory = group.targets->memory;
@@ -167,15 +193,16 @@ public:
             check_range(which + ", destination", slices[i].dst, slices[i].bytes, memory[i].bytes);
         }
         auto pieces = cut_scatter(slices, routing, num_domains(), next_domain());
-        submit(src, group.targets, std::move(pieces), imm, std::move(on_done));
+        return submit(src, group.targets, std::move(pieces), imm, limit, std::move(on_done));
     }
 
     // An immediate alone, to each peer.
-    void submit_barrier(const PeerGroup& group, uint32_t imm, GroupTransferRouting routing, OnDone on_done) {
+    uint64_t submit_barrier(
+        const PeerGroup& group, uint32_t imm, GroupTransferRouting routing, Limit limit, OnDone on_done) {
         check_group(group, routing);
         const std::vector<ScatterSlice> slices(group.targets->memory.size(), ScatterSlice{0, 0, 0});
         auto pieces = cut_scatter(slices, routing, num_domains(), next_domain());
-        submit(nullptr, group.targets, std::move(pieces), imm, std::move(on_done));
+        return submit(nullptr, group.targets, std::move(pieces), imm, limit, std::move(on_done));
     }
 
     // ---- messages ----
@@ -191,7 +218,12 @@ public:
     }
     void on_message(OnMessage on_message) { running().on_message(std::move(on_message)); }
 
-    ImmCounters& imms() { return imms_; }
+    void on_peer(OnPeer on_peer) { running().on_peer(std::move(on_peer)); }
+
+    ImmCounters& imms() {
+        check_process();
+        return imms_;
+    }
     CallbackThread& callbacks() {
         running();
         return *callbacks_;
@@ -203,11 +235,26 @@ public:
         return watchers_->add(reinterpret_cast<uint64_t*>(word), std::move(on_change));
     }
     void unwatch(uint64_t number) {
-        if (watchers_) watchers_->remove(number);
+        if (watchers_ && !is_forked()) watchers_->remove(number);
     }
 
 private:
+    // A child of the process that made it has neither its threads nor its networks: they are left alone.
+    bool is_forked() const { return num_forks.load(std::memory_order_relaxed) != made_after_; }
+    void check_process() const {
+        if (is_forked()) {
+            throw std::runtime_error(
+                "the engine was made before this process was forked, and cannot be used here; make one after the fork");
+        }
+    }
+
     void end() {
+        if (is_forked()) {
+            (void)watchers_.release();
+            (void)group_.release();
+            (void)callbacks_.release();
+            return;
+        }
         imms_.trace().stop();
         watchers_.reset();
         group_.reset();
@@ -219,17 +266,24 @@ private:
     }
 
     DomainGroup& running() const {
+        check_process();
         if (!group_) throw std::runtime_error("the engine was stopped");
         return *group_;
     }
-    std::shared_ptr<MemoryRegion> find(uint64_t region) const {
-        const std::lock_guard lock(mutex_);
-        const auto found = regions_.find(region);
-        if (found == regions_.end()) {
+    using Regions = std::map<uint64_t, std::shared_ptr<MemoryRegion>>;
+
+    static const std::shared_ptr<MemoryRegion>& at(const Regions& regions, uint64_t region) {
+        const auto found = regions.find(region);
+        if (found == regions.end()) {
             throw std::invalid_argument("memory region " + std::to_string(region) +
                                         " is not registered here, or not any more");
         }
         return found->second;
+    }
+    std::shared_ptr<MemoryRegion> find(uint64_t region) const {
+        check_process();
+        const std::lock_guard lock(mutex_);
+        return at(regions_, region);
     }
     void check_peer(const MemoryRegionDescriptor& dst) const {
         if (dst.ways.size() != num_domains()) {
@@ -285,33 +339,45 @@ private:
     // Round robin, so that small writes are spread over all networks.
     uint32_t next_domain() { return turn_.fetch_add(1, std::memory_order_relaxed) % num_domains(); }
 
-    void submit(std::shared_ptr<MemoryRegion> src,
-                std::shared_ptr<Targets> targets,
-                std::vector<TransferPiece> pieces,
-                std::optional<uint32_t> imm,
-                OnDone on_done) {
+    // Returns the transfer's number, which is as good as none where it has ended already.
+    uint64_t submit(std::shared_ptr<MemoryRegion> src,
+                    std::shared_ptr<Targets> targets,
+                    std::vector<TransferPiece> pieces,
+                    std::optional<uint32_t> imm,
+                    Limit limit,
+                    OnDone on_done) {
         auto& group = running();
         on_done.claim();
-        if (pieces.empty()) return on_done.tell("", *callbacks_);
+        const uint64_t number = num_transfers_.fetch_add(1, std::memory_order_relaxed) + 1;
+        if (pieces.empty()) {
+            on_done.tell({}, *callbacks_);
+            return number;
+        }
         auto transfer = std::make_shared<Transfer>();
         transfer->src = std::move(src);
         transfer->targets = std::move(targets);
         transfer->pieces = std::move(pieces);
         transfer->imm = imm;
         transfer->on_done = std::move(on_done);
+        transfer->number = number;
+        transfer->until = std::chrono::steady_clock::now() + limit.value_or(transfer_limit_);
         group.submit(std::move(transfer));
+        return number;
     }
 
     const std::shared_ptr<const FabricLibrary> library_;
     const uint64_t number_;
+    const std::chrono::nanoseconds transfer_limit_;
+    const uint32_t made_after_ = num_forks;  // forks
     const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
     ImmCounters imms_{turns_};
     std::unique_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     std::unique_ptr<ScalarWatchers> watchers_;
-    mutable std::mutex mutex_;  // of the regions
-    std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;
+    mutable std::mutex mutex_;   // of the regions
+    Regions regions_, retired_;  // retired: on the way to be unregistered
     uint64_t num_regions_ = 0;
+    std::atomic<uint64_t> num_transfers_ = 0;
     std::atomic<uint32_t> turn_ = 0;
 };
 

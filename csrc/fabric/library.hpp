@@ -2,14 +2,25 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <rdma/fabric.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
 namespace tracekern {
+
+// How many forks lie between this process and the one that loaded the first library: threads and connections of an
+// engine are not there after one.
+inline std::atomic<uint32_t> num_forks = 0;
+
+inline void count_forks() {
+    static const int is_counted = pthread_atfork(nullptr, nullptr, [] { ++num_forks; });
+    (void)is_counted;
+}
 
 // The entry points that libfabric exports; all others are reached through the objects it makes.
 class FabricLibrary {
@@ -18,6 +29,7 @@ public:
 
     // path: of libfabric.so.1; "": where the loader finds it. Throws std::runtime_error that says what is missing.
     explicit FabricLibrary(const std::string& path) {
+        count_forks();
         const std::string name = path.empty() ? "libfabric.so.1" : path;
         handle_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (!handle_) throw std::runtime_error(name + " cannot be loaded: " + dlerror());

@@ -5,22 +5,25 @@
 #include <chrono>
 #include <deque>
 #include <exception>
+#include <functional>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "fabric/callbacks.hpp"
 #include "fabric/domain.hpp"
 #include "fabric/messages.hpp"
-#include "fabric/transfer.hpp"
 
 namespace tracekern {
 
 class Mailbox {
 public:
+    // Called on the worker with "" when it was sent, else with what went wrong.
+    using OnSent = std::function<void(const std::string&)>;
+
     // limit: how long a message may wait until it can be sent.
-    Mailbox(const FabricLibrary& library, Domain& domain, std::chrono::nanoseconds limit, CallbackThread& callbacks)
-        : library_(library), domain_(domain), limit_(limit), callbacks_(callbacks) {
+    Mailbox(const FabricLibrary& library, Domain& domain, std::chrono::nanoseconds limit)
+        : library_(library), domain_(domain), limit_(limit) {
         memory_.resize((kNumRecvs + kNumSends) * kMaxMessageBytes);
         region_ = domain_.register_memory(memory_.data(), memory_.size(), ~uint64_t{0} >> 1);
         buffers_ = std::vector<Buffer>(kNumRecvs + kNumSends);
@@ -45,24 +48,24 @@ public:
         return operation->index < buffers_.size() && operation == &buffers_[operation->index].operation;
     }
 
-    void send(fi_addr_t to, const Message& message, OnDone on_done) {
-        unsent_.push_back({to, pack(message), std::move(on_done), std::chrono::steady_clock::now() + limit_});
+    void send(fi_addr_t to, const Message& message, OnSent on_sent) {
+        unsent_.push_back({to, pack(message), std::move(on_sent), std::chrono::steady_clock::now() + limit_});
         send_more();
     }
 
     // Sends what there is room for. A provider that is still making the connection has none.
     bool send_more() {
         bool is_busy = false;
-        for (size_t turn = unsent_.size(); turn > 0; --turn) {
+        for (size_t turn = unsent_.size(); turn > 0 && !unsent_.empty(); --turn) {  // on_sent may fail others
             Unsent unsent = std::move(unsent_.front());
             unsent_.pop_front();
             const int64_t result = post_send(unsent);
             if (result == 0) {
                 is_busy = true;
             } else if (result != -FI_EAGAIN) {
-                end(std::move(unsent.on_done), library_.describe("send", result));
+                unsent.on_sent(library_.describe("send", result));
             } else if (std::chrono::steady_clock::now() > unsent.until) {
-                end(std::move(unsent.on_done), "send: the peer was not reached within the time limit");
+                unsent.on_sent("send: the peer was not reached within the time limit");
             } else {
                 unsent_.push_back(std::move(unsent));
             }
@@ -77,7 +80,7 @@ public:
         if (!buffer.is_recv) {
             --num_under_way_;
             free_sends_.push_back(&buffer);
-            end(std::exchange(buffer.on_done, {}), error.empty() ? "" : "send: " + error);
+            std::exchange(buffer.on_sent, {})(error.empty() ? "" : "send: " + error);
             return;
         }
         if (error.empty()) {
@@ -90,22 +93,37 @@ public:
         post_recv(buffer);
     }
 
-    void fail_unsent(const std::string& why) {
-        for (Unsent& unsent : std::exchange(unsent_, {})) end(std::move(unsent.on_done), why);
+    // The endpoint was closed, or is about to be.
+    void fail_all(const std::string& why) {
+        fail_unsent(why);
+        for (Buffer& buffer : buffers_) {
+            if (buffer.on_sent) std::exchange(buffer.on_sent, {})(why);
+        }
+        num_under_way_ = 0;
     }
-    void end(OnDone on_done, const std::string& error) { on_done.tell(error, callbacks_); }
+    void fail_unsent(const std::string& why) {
+        for (Unsent& unsent : std::exchange(unsent_, {})) unsent.on_sent(why);
+    }
+    // What has not been sent to a peer that is dead.
+    void fail_unsent_to(fi_addr_t to, const std::string& why) {
+        const auto first = std::stable_partition(
+            unsent_.begin(), unsent_.end(), [&](const Unsent& unsent) { return unsent.to != to; });
+        std::deque<Unsent> failed(std::make_move_iterator(first), std::make_move_iterator(unsent_.end()));
+        unsent_.erase(first, unsent_.end());
+        for (Unsent& unsent : failed) unsent.on_sent(why);
+    }
 
 private:
     struct Buffer {
         Operation operation{};
         bool is_recv = false;
-        OnDone on_done;
+        OnSent on_sent;
         char* at = nullptr;
     };
     struct Unsent {
         fi_addr_t to;
         std::string bytes;
-        OnDone on_done;
+        OnSent on_sent;
         std::chrono::steady_clock::time_point until;
     };
 
@@ -122,7 +140,7 @@ private:
             domain_.post_send(buffer.at, unsent.bytes.size(), region_.local, unsent.to, &buffer.operation);
         if (result != 0) return result;
         free_sends_.pop_back();
-        buffer.on_done = std::move(unsent.on_done);
+        buffer.on_sent = std::move(unsent.on_sent);
         ++num_under_way_;
         return 0;
     }
@@ -130,7 +148,6 @@ private:
     const FabricLibrary& library_;
     Domain& domain_;
     const std::chrono::nanoseconds limit_;
-    CallbackThread& callbacks_;
     std::vector<char> memory_;
     DomainMemory region_;
     std::vector<Buffer> buffers_;

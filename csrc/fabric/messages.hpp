@@ -10,7 +10,18 @@
 
 namespace tracekern {
 
-enum class MessageKind : uint32_t { hello = 1, welcome, refusal, payload };
+enum class MessageKind : uint32_t {
+    hello = 1,  // who asks for the use of a memory region, and the descriptor that it has; also the first time
+    welcome,    // the region can be used
+    refusal,    // it cannot, and why
+    payload,    // of users
+    ping,       // is answered at once
+    pong,
+    bye,       // the engine ends; text: why, if it is not this
+    given_up,  // the engine regards the other one as dead
+    revoke,    // a region is about to be unregistered
+    revoked,   // nothing is under way to it any more, and nothing will be
+};
 
 constexpr uint32_t kMessageMagic = 0x54'4b'46'31;  // "TKF1"
 constexpr uint64_t kMaxMessageBytes = 8192;
@@ -18,14 +29,18 @@ constexpr uint64_t kMaxPayloadBytes = 8000;
 
 struct Message {
     MessageKind kind;
-    uint64_t engine;                       // of the sender
-    std::vector<DomainAddress> addresses;  // hello and welcome: one a domain
-    std::string text;                      // refusal: why; payload: the bytes
+    uint64_t engine;                         // of the sender
+    uint64_t to = 0;                         // the engine that is meant; 0: whichever is at the address
+    uint64_t region = 0;                     // of whose memory it is about
+    uint64_t count = 0;                      // ping: immediates confirmed to the sender; pong: counted by it
+    std::vector<DomainAddress> addresses{};  // hello: one a domain
+    std::string text{};                      // hello: the descriptor; refusal, bye: why; payload: the bytes
 };
 
 inline std::string pack(const Message& message) {
     Packer packer;
     packer.number(kMessageMagic).number(message.kind).number(message.engine);
+    packer.number(message.to).number(message.region).number(message.count);
     packer.number(static_cast<uint32_t>(message.addresses.size()));
     for (const auto& address : message.addresses) packer.text(address.bytes);
     packer.text(message.text);
@@ -39,6 +54,9 @@ inline Message unpack_message(std::string_view bytes) {
     Message message{};
     message.kind = unpacker.number<MessageKind>();
     message.engine = unpacker.number<uint64_t>();
+    message.to = unpacker.number<uint64_t>();
+    message.region = unpacker.number<uint64_t>();
+    message.count = unpacker.number<uint64_t>();
     const uint32_t count = unpacker.number<uint32_t>();
     if (count > kMaxDomains) unpacker.refuse(std::to_string(count) + " domains");
     for (uint32_t i = 0; i < count; ++i) message.addresses.push_back({unpacker.text(DomainAddress::kMaxBytes)});

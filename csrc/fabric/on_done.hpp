@@ -19,12 +19,23 @@
 
 namespace tracekern {
 
+// failed: an error came back. stalled: nothing came back in time; the writes may still arrive, and their source may
+// still be read.
+enum class Outcome { done, failed, stalled, cancelled };
+
+struct Result {
+    Outcome outcome = Outcome::done;
+    std::string why{};  // not done
+
+    bool is_ok() const { return outcome == Outcome::done; }
+};
+
 // Is set once, when one transfer has ended.
 class DoneFlag {
 public:
     bool is_done() const { return is_done_.load(std::memory_order_acquire); }
-    // "" until it is done, and if all went well.
-    std::string error() const { return is_done() ? error_ : ""; }
+    // Until it is done as if all went well.
+    Result result() const { return is_done() ? result_ : Result(); }
 
     // False: not done within the limit.
     bool wait(std::chrono::nanoseconds limit) {
@@ -35,10 +46,10 @@ public:
     void claim() {
         if (is_claimed_.exchange(true)) throw std::invalid_argument("this DoneFlag has a transfer; make one for each");
     }
-    void set(const std::string& error) {
+    void set(const Result& result) {
         {
             const std::lock_guard lock(mutex_);
-            error_ = error;
+            result_ = result;
             is_done_.store(true, std::memory_order_release);
         }
         ended_.notify_all();
@@ -47,7 +58,7 @@ public:
 private:
     std::mutex mutex_;
     std::condition_variable ended_;
-    std::string error_;  // stays as it is once is_done_
+    Result result_;  // stays as it is once is_done_
     std::atomic<bool> is_done_ = false, is_claimed_ = false;
 };
 
@@ -56,8 +67,8 @@ class DoneCounter {
 public:
     uint64_t done() const { return done_.load(std::memory_order_acquire); }
     uint64_t errors() const { return errors_.load(std::memory_order_acquire); }
-    // "" while there is none.
-    std::string first_error() const {
+    // As if all went well while there is none.
+    Result first_error() const {
         const std::lock_guard lock(mutex_);
         return first_error_;
     }
@@ -68,11 +79,11 @@ public:
         return ended_.wait_for(lock, limit, [&] { return done() + errors() >= count; });
     }
 
-    void add(const std::string& error) {
+    void add(const Result& result) {
         {
             const std::lock_guard lock(mutex_);
-            if (!error.empty() && errors() == 0) first_error_ = error;
-            (error.empty() ? done_ : errors_).fetch_add(1, std::memory_order_release);
+            if (!result.is_ok() && errors() == 0) first_error_ = result;
+            (result.is_ok() ? done_ : errors_).fetch_add(1, std::memory_order_release);
         }
         ended_.notify_all();
     }
@@ -80,14 +91,14 @@ public:
 private:
     mutable std::mutex mutex_;
     std::condition_variable ended_;
-    std::string first_error_;
+    Result first_error_;
     std::atomic<uint64_t> done_ = 0, errors_ = 0;
 };
 
 class OnDone {
 public:
-    // Called on the callback thread: with "" when all is done, else with what went wrong.
-    using Callback = std::function<void(const std::string&)>;
+    // Called on the callback thread.
+    using Callback = std::function<void(const Result&)>;
 
     OnDone() = default;  // nobody wants to know
     OnDone(Callback callback) : to_(std::move(callback)) {}
@@ -100,14 +111,14 @@ public:
     }
 
     // Tells it once, and lets go of whom it told.
-    void tell(const std::string& error, CallbackThread& callbacks) {
+    void tell(const Result& result, CallbackThread& callbacks) {
         const auto to = std::exchange(to_, {});
         if (const auto* flag = std::get_if<std::shared_ptr<DoneFlag>>(&to)) {
-            (*flag)->set(error);
+            (*flag)->set(result);
         } else if (const auto* counter = std::get_if<std::shared_ptr<DoneCounter>>(&to)) {
-            (*counter)->add(error);
+            (*counter)->add(result);
         } else if (const auto* callback = std::get_if<Callback>(&to)) {
-            callbacks.put([callback = *callback, error] { callback(error); });
+            callbacks.put([callback = *callback, result] { callback(result); });
         }
     }
 

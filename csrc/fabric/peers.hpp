@@ -1,209 +1,420 @@
-// The engines that this one has met: where they are, whether they have answered, and what waits for that. The worker's.
+// The engines that this one has met: what is asked and told before the first write, and who is dead. The worker's.
 #pragma once
 
 #include <chrono>
 #include <functional>
+#include <iomanip>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "fabric/domain.hpp"
 #include "fabric/mailbox.hpp"
 #include "fabric/messages.hpp"
-#include "fabric/transfer.hpp"
+#include "fabric/peer.hpp"
+#include "fabric/transfer_queue.hpp"
 
 namespace tracekern {
 
-enum class PeerState { connecting, ready, refused };
-
-struct Peer {
-    uint32_t number = 0;  // counted in the order of meeting
-    PeerState state = PeerState::connecting;
-    std::vector<fi_addr_t> at;  // one a domain
-    std::string why;            // refused
-    std::chrono::steady_clock::time_point until;
-    std::vector<std::shared_ptr<Transfer>> waiting;
+struct PeerLimits {
+    std::chrono::nanoseconds connect;  // to answer what it is asked
+    std::chrono::nanoseconds silence;  // then it is dead
 };
 
 class Peers {
 public:
-    // What becomes of a transfer that has waited.
+    // What users of this engine are told.
     struct Hooks {
-        std::function<void(const std::shared_ptr<Transfer>&)> start;
-        std::function<void(const std::shared_ptr<Transfer>&, const std::string&)> fail;
+        // Why the memory that a descriptor names cannot be written to; "": it can.
+        std::function<std::string(const MemoryRegionDescriptor&)> check;
+        std::function<void(const Peer&)> died;
+        std::function<void(const std::string&)> warn;
     };
 
     Peers(uint64_t engine,
           const std::vector<std::unique_ptr<Domain>>& domains,
           const std::vector<DomainAddress>& addresses,
-          std::chrono::nanoseconds connect_limit,
+          PeerLimits limits,
           Mailbox& mailbox,
+          TransferQueue& transfers,
           WorkerTrace& trace,
           Hooks hooks)
         : engine_(engine),
           domains_(domains),
           addresses_(addresses),
-          connect_limit_(connect_limit),
+          limits_(limits),
           mailbox_(mailbox),
+          transfers_(transfers),
           trace_(trace),
           hooks_(std::move(hooks)),
+          num_imms_(domains.size()),
           number_at_(domains.size()) {}
 
-    // Starts a transfer once all its peers have answered.
+    std::map<uint64_t, Peer>& all() { return peers_; }
+
+    // Starts a transfer once all its peers say that the memory can be used.
     void start(const std::shared_ptr<Transfer>& transfer) {
         if (transfer->targets->looked_up != num_changes_) {
-            if (Peer* peer = meet_all(*transfer->targets)) {
-                if (peer->state == PeerState::refused) return hooks_.fail(transfer, peer->why);
-                peer->waiting.push_back(transfer);
-                return;
-            }
+            const auto [why, asked] = look_up(*transfer->targets);
+            if (!why.empty()) return refuse(transfer, why);
+            if (asked) return asked->waiting.push_back(transfer);
         }
-        hooks_.start(transfer);
+        transfers_.start(transfer);
     }
-    // Tells hello to all engines that it has not met. Returns one that refuses, else one that has not answered yet;
-    // nullptr: all are ready, and the ways to them are known.
-    Peer* meet_all(Targets& targets) {
-        Peer* found = nullptr;
-        targets.ways.clear();
+    // Asks for what it has not asked for. Returns why some of it cannot be used, or something that was not answered
+    // yet.
+    std::pair<std::string, RemoteRegion*> look_up(Targets& targets) {
+        RemoteRegion* asked = nullptr;
+        std::vector<Peer*> peers;
+        std::vector<Targets::Way> ways;
         for (const auto& memory : targets.memory) {
             Peer& peer = meet(memory);
-            if (peer.state != PeerState::ready && (!found || found->state != PeerState::refused)) found = &peer;
-            if (found) continue;
-            for (size_t i = 0; i < peer.at.size(); ++i) {
-                targets.ways.push_back({peer.at[i], peer.number, memory.ways[i].base, memory.ways[i].key});
+            if (peer.state == Peer::State::dead) return {peer.why, nullptr};
+            if (!peer.no_writes.empty()) return {peer.no_writes, nullptr};
+            const auto [found, is_new] = peer.regions.try_emplace(memory.region);
+            RemoteRegion& region = found->second;
+            if (is_new) {
+                region.descriptor = memory;
+                ask(peer, region);
+            } else if (!(region.descriptor == memory)) {
+                return {"the descriptor is not the one that " + peer.name + " gave out", nullptr};
+            }
+            if (region.state == RemoteRegion::State::revoked) return {peer.name + ": " + kUnregistered, nullptr};
+            if (region.state == RemoteRegion::State::asked) asked = &region;
+            peers.push_back(&peer);
+            for (size_t i = 0; i < peer.at.size(); ++i)
+                ways.push_back({peer.at[i], memory.ways[i].base, memory.ways[i].key});
+        }
+        if (asked) return {"", asked};
+        targets.peers = std::move(peers);
+        targets.ways = std::move(ways);
+        targets.looked_up = num_changes_;
+        return {"", nullptr};
+    }
+
+    // Ends one that waits for an answer of its peer; false: there is none.
+    bool cancel(uint64_t number) {
+        for (auto& [engine, peer] : peers_) {
+            for (auto& [key, region] : peer.regions) {
+                for (auto& transfer : region.waiting) {
+                    if (transfer->number != number) continue;
+                    transfers_.end(transfer, {Outcome::cancelled, "cancelled: nothing was posted"});
+                    std::erase(region.waiting, std::shared_ptr<Transfer>(transfer));
+                    return true;
+                }
             }
         }
-        if (!found) targets.looked_up = num_changes_;
-        return found;
+        return false;
+    }
+
+    // An immediate has come from an address.
+    void count_imm(uint32_t domain, fi_addr_t source) {
+        if (source >= kMaxCounted) return;  // the provider does not know
+        auto& counts = num_imms_[domain];
+        if (source >= counts.size()) counts.resize(source + 1);
+        ++counts[source];
     }
 
     void receive(const Message& message) {
+        if (message.to != 0 && message.to != engine_) return answer_for_another(message);
         if (message.kind == MessageKind::hello) return welcome(message);
         const auto found = peers_.find(message.engine);
-        if (found == peers_.end() || found->second.state != PeerState::connecting) return;
-        if (message.kind == MessageKind::refusal) return refuse(found->second, message.text);
-        make_ready(found->second);
-    }
-
-    void give_up_on_silent() {
-        if (num_connecting_ == 0) return;
-        const auto now = std::chrono::steady_clock::now();
-        for (auto& [number, peer] : peers_) {
-            if (peer.state == PeerState::connecting && !peer.waiting.empty() && now > peer.until) {
-                refuse(peer, "the peer has not answered within the time limit");
-            }
+        if (found == peers_.end()) return;
+        Peer& peer = found->second;
+        if (peer.state == Peer::State::dead) return tell_given_up(peer, message);
+        peer.is_heard = true;
+        switch (message.kind) {
+            case MessageKind::welcome:
+                return make_usable(peer, message.region);
+            case MessageKind::refusal:
+                return refuse_region(peer, message.region, message.text);
+            case MessageKind::ping:
+                return send(peer, MessageKind::pong, 0, num_counted(peer), "");
+            case MessageKind::pong:
+                return compare_counts(peer, message.count);
+            case MessageKind::revoke:
+                return revoke(peer, message.region);
+            case MessageKind::revoked:
+                peer.told.erase(message.region);
+                return;
+            case MessageKind::bye:
+                return bury(peer, message.text, true);
+            case MessageKind::given_up:
+                return bury(peer, "it has given this engine up as dead", false);
+            default:
+                return;
         }
     }
+
     // Tells a recording that has begun who is who.
-    void introduce() const {
+    void introduce_all() const {
         for (const auto& [engine, peer] : peers_) trace_.introduce(peer.number, engine);
     }
-    // Of the peer at an address of a domain; kNobody where it is not known.
+    // Of the peer at an address of a domain, on record; kNobody where it is not known.
     uint32_t number_at(uint32_t domain, fi_addr_t address) const {
-        const auto& of_domain = number_at_[domain];
-        return address < of_domain.size() ? of_domain[address] : kNobody;
+        const auto& numbers = number_at_[domain];
+        return address < numbers.size() ? numbers[address] : kNobody;
     }
 
-    void fail_waiting(const std::string& why) {
-        for (auto& [number, peer] : peers_) {
-            for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.fail(transfer, why);
+    void look(TimePoint now) {
+        for (auto& [engine, peer] : peers_) {
+            if (peer.state == Peer::State::dead) continue;
+            answer_revocations(peer);
+            fail_late(peer, now);
+            look_for_life(peer, now);
         }
+    }
+
+    // This engine ends: peers are told, so that they need not find out.
+    void say_goodbye() {
+        for (auto& [engine, peer] : peers_) {
+            for (auto& [key, region] : peer.regions) fail_waiting(region, "the engine was stopped");
+            if (peer.state == Peer::State::ready) send(peer, MessageKind::bye, 0, 0, "it was stopped");
+        }
+    }
+    void fail_all(const std::string& why) {
+        for (auto& [engine, peer] : peers_) {
+            for (auto& [key, region] : peer.regions) fail_waiting(region, why);
+        }
+    }
+
+    void send(Peer& peer, MessageKind kind, uint64_t region, uint64_t count, const std::string& text) {
+        const Message message{kind, engine_, peer.engine, region, count, {}, text};
+        mailbox_.send(peer.at[0], message, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
     }
 
 private:
+    static constexpr fi_addr_t kMaxCounted = 1 << 20;
+    static constexpr uint32_t kPings = 4;  // within the limit
     static constexpr uint32_t kNobody = ~0u;
+    static constexpr char kUnregistered[] = "the memory was unregistered";
+    static constexpr char kOneDirection[] =
+        "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
+        "direction only; use tcp";
 
-    Peer& add(uint64_t engine) {
-        Peer& peer = peers_[engine];
-        peer.number = static_cast<uint32_t>(peers_.size());
-        trace_.introduce(peer.number, engine);
-        return peer;
+    void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
+        transfers_.end(transfer, {Outcome::failed, why});
     }
-    // The engine that a descriptor is of; the first time it is told hello.
+    void fail_waiting(RemoteRegion& region, const std::string& why) {
+        for (const auto& transfer : std::exchange(region.waiting, {})) refuse(transfer, why);
+    }
+
+    // ---- meeting ----
+
+    // The engine that a descriptor is of.
     Peer& meet(const MemoryRegionDescriptor& descriptor) {
         const auto found = peers_.find(descriptor.engine);
         if (found != peers_.end()) return found->second;
         std::vector<DomainAddress> addresses;
         for (const auto& way : descriptor.ways) addresses.push_back(way.address);
-        Peer& peer = add(descriptor.engine);
+        Peer& peer = peers_[descriptor.engine];
         try {
-            place(peer, insert(addresses));
+            introduce(peer, descriptor.engine, addresses);
         } catch (const std::runtime_error& error) {
-            peer.state = PeerState::refused;
+            peer.state = Peer::State::dead;
+            peer.is_gone = true;
             peer.why = error.what();
-            return peer;
         }
-        peer.until = std::chrono::steady_clock::now() + connect_limit_;
-        mailbox_.send(peer.at[0], {MessageKind::hello, engine_, addresses_, ""}, {});
         return peer;
     }
-    std::vector<fi_addr_t> insert(const std::vector<DomainAddress>& addresses) {
-        std::vector<fi_addr_t> at;
-        for (size_t i = 0; i < addresses.size(); ++i) at.push_back(domains_.at(i)->insert(addresses[i]));
-        return at;
-    }
-    void place(Peer& peer, std::vector<fi_addr_t> at) {
-        for (size_t i = 0; i < at.size(); ++i) {
+    void introduce(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
+        peer.engine = engine;
+        peer.number = static_cast<uint32_t>(peers_.size());
+        trace_.introduce(peer.number, engine);
+        for (size_t i = 0; i < addresses.size(); ++i) {
+            const fi_addr_t at = domains_.at(i)->insert(addresses[i]);
+            peer.at.push_back(at);
             auto& numbers = number_at_[i];
-            if (numbers.size() <= at[i]) numbers.resize(at[i] + 1, kNobody);
-            numbers[at[i]] = peer.number;
+            if (numbers.size() <= at) numbers.resize(at + 1, kNobody);
+            numbers[at] = peer.number;
         }
-        peer.at = std::move(at);
-        ++num_connecting_;
+        peer.first_imm.assign(peer.at.size(), 0);
+        peer.first_imm = counts_of(peer);
+        peer.liveness = Liveness(*domains_[0], addresses[0]);
+        std::ostringstream name;
+        name << "engine " << std::hex << std::setw(16) << std::setfill('0') << engine << " at "
+             << domains_[0]->name_of(addresses[0]);
+        peer.name = name.str();
+        peer.next_ping = std::chrono::steady_clock::now() + limits_.silence / kPings;
+    }
+    void ask(Peer& peer, RemoteRegion& region) {
+        region.state = RemoteRegion::State::asked;
+        region.until = std::chrono::steady_clock::now() + limits_.connect;
+        const Message hello{
+            MessageKind::hello, engine_, peer.engine, region.descriptor.region, 0, addresses_, pack(region.descriptor)};
+        mailbox_.send(peer.at[0], hello, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
     }
 
     // Both sides must know each other's addresses before the first write.
     void welcome(const Message& hello) {
         const size_t theirs = hello.addresses.size();
         if (theirs == 0) return;
-        const fi_addr_t to = domains_[0]->insert(hello.addresses[0]);
         if (theirs != domains_.size()) {
             const std::string why = "the peer has " + std::to_string(domains_.size()) + " domains, this engine " +
                                     std::to_string(theirs) + "; wanted as many on each side";
-            return mailbox_.send(to, {MessageKind::refusal, engine_, {}, why}, {});
+            return answer(hello, MessageKind::refusal, engine_, why);
         }
-        auto at = insert(hello.addresses);
-        const auto found = peers_.find(hello.engine);
-        Peer& peer = found == peers_.end() ? add(hello.engine) : found->second;  // it knows this engine's addresses
-        if (peer.at.empty()) place(peer, std::move(at));
-        if (peer.state == PeerState::connecting) {
-            if (domains_[0]->takes_no_answer(hello.addresses[0])) {
-                refuse(peer,
-                       "shm: both engines are in this process, and the peer met this one first: libfabric takes "
-                       "writes in one direction only; use tcp");
-            } else {
-                make_ready(peer);
-            }
+        Peer& peer = peers_[hello.engine];
+        if (peer.at.empty()) introduce(peer, hello.engine, hello.addresses);
+        if (peer.state == Peer::State::dead) return tell_given_up(peer, hello);
+        if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
+            peer.no_writes = kOneDirection;
+            for (auto& [number, region] : peer.regions) fail_waiting(region, peer.no_writes);
         }
-        mailbox_.send(to, {MessageKind::welcome, engine_, addresses_, ""}, {});
+        peer.state = Peer::State::ready;
+        peer.is_heard = true;
+        const std::string why = hooks_.check(unpack_descriptor(hello.text));
+        if (why.empty()) peer.told.insert(hello.region);
+        send(peer, why.empty() ? MessageKind::welcome : MessageKind::refusal, hello.region, 0, why);
+    }
+    // As the engine that the message was for, to an engine that is no peer.
+    void answer(const Message& to, MessageKind kind, uint64_t as, const std::string& text) {
+        const fi_addr_t at = domains_[0]->insert(to.addresses.at(0));
+        mailbox_.send(at, {kind, as, to.engine, to.region, 0, {}, text}, [](const std::string&) {});
+    }
+    // The engine that is meant was at this address before.
+    void answer_for_another(const Message& message) {
+        if (message.kind != MessageKind::hello) return;
+        answer(message, MessageKind::bye, message.to, "it has ended, and another engine is at its address");
     }
 
-    void make_ready(Peer& peer) {
-        --num_connecting_;
-        peer.state = PeerState::ready;
-        for (const auto& transfer : std::exchange(peer.waiting, {})) start(transfer);
+    void make_usable(Peer& peer, uint64_t number) {
+        const auto found = peer.regions.find(number);
+        if (found == peer.regions.end() || found->second.state != RemoteRegion::State::asked) return;
+        peer.state = Peer::State::ready;
+        found->second.state = RemoteRegion::State::usable;
+        for (const auto& transfer : std::exchange(found->second.waiting, {})) start(transfer);
     }
-    void refuse(Peer& peer, const std::string& why) {
-        --num_connecting_;
-        peer.state = PeerState::refused;
-        peer.why = why;
-        for (const auto& transfer : std::exchange(peer.waiting, {})) hooks_.fail(transfer, why);
+    // Nothing is kept of it: the next transfer asks again.
+    void refuse_region(Peer& peer, uint64_t number, const std::string& why) {
+        const auto found = peer.regions.find(number);
+        if (found == peer.regions.end()) return;
+        fail_waiting(found->second, peer.name + ": " + why);
+        peer.regions.erase(found);
+    }
+
+    // ---- memory that its owner takes back ----
+
+    void revoke(Peer& peer, uint64_t number) {
+        ++num_changes_;
+        RemoteRegion& region = peer.regions[number];
+        region.state = RemoteRegion::State::revoked;
+        fail_waiting(region, peer.name + ": " + kUnregistered);
+        transfers_.fail_unposted(peer, number, kUnregistered);
+        answer_revocations(peer);
+    }
+    // Once nothing is under way there.
+    void answer_revocations(Peer& peer) {
+        std::erase_if(peer.regions, [&](const auto& one) {
+            const auto& [number, region] = one;
+            if (region.state != RemoteRegion::State::revoked || transfers_.is_writing_to(peer, number)) return false;
+            send(peer, MessageKind::revoked, number, 0, "");
+            return true;
+        });
+    }
+
+    // ---- life and death ----
+
+    void fail_late(Peer& peer, TimePoint now) {
+        for (auto& [number, region] : peer.regions) {
+            if (region.state != RemoteRegion::State::asked) continue;
+            const bool is_late = now > region.until;
+            for (auto& transfer : std::exchange(region.waiting, {})) {
+                if (is_late || now > transfer->until) {
+                    refuse(transfer, peer.name + " has not answered within the time limit: nothing was posted");
+                } else {
+                    region.waiting.push_back(std::move(transfer));
+                }
+            }
+        }
+        // The next transfer asks once more.
+        std::erase_if(peer.regions, [&](const auto& region) {
+            return region.second.state == RemoteRegion::State::asked && now > region.second.until;
+        });
+    }
+
+    void look_for_life(Peer& peer, TimePoint now) {
+        const uint64_t num_imms = num_counted(peer);
+        if (std::exchange(peer.is_heard, false) | (std::exchange(peer.num_seen_imms, num_imms) != num_imms)) {
+            peer.num_unanswered = 0;
+            peer.is_suspect = false;
+        }
+        if (peer.liveness.is_gone(peer.is_suspect || peer.state == Peer::State::connecting, now)) {
+            return bury(peer, "it has ended", true);
+        }
+        if (peer.state != Peer::State::ready || now < peer.next_ping) return;
+        if (peer.num_unanswered == kPings - 1) {
+            const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(limits_.silence).count();
+            return bury(peer, "nothing was heard from it for " + std::to_string(limit) + " ms", false);
+        }
+        // A process that was stopped itself finds few pings unanswered, however long it was.
+        peer.is_suspect |= ++peer.num_unanswered > 1;
+        peer.next_ping = now + limits_.silence / kPings;
+        peer.num_confirmed_at_ping = peer.num_confirmed_imms;
+        send(peer, MessageKind::ping, 0, 0, "");
+    }
+
+    void bury(Peer& peer, const std::string& what, bool is_gone) {
+        ++num_changes_;
+        peer.state = Peer::State::dead;
+        peer.is_gone = is_gone;
+        peer.why = peer.name + " is dead: " + what;
+        peer.liveness = {};
+        for (auto& [number, region] : std::exchange(peer.regions, {})) fail_waiting(region, peer.why);
+        transfers_.give_up_on(peer, what);
+        mailbox_.fail_unsent_to(peer.at[0], peer.why);
+        hooks_.died(peer);
+    }
+    // It was only silent. What it still asks for is not done, and it must know.
+    void tell_given_up(Peer& peer, const Message& message) {
+        if (message.kind == MessageKind::hello || message.kind == MessageKind::ping) {
+            send(peer, MessageKind::given_up, message.region, 0, "");
+        }
+    }
+
+    // ---- writes that were confirmed, and counted ----
+
+    std::vector<uint64_t> counts_of(const Peer& peer) const {
+        std::vector<uint64_t> counts;
+        for (size_t i = 0; i < peer.at.size(); ++i) {
+            const auto& in_domain = num_imms_[i];
+            counts.push_back(peer.at[i] < in_domain.size() ? in_domain[peer.at[i]] - peer.first_imm[i] : 0);
+        }
+        return counts;
+    }
+    uint64_t num_counted(const Peer& peer) const {
+        uint64_t sum = 0;
+        for (const uint64_t count : counts_of(peer)) sum += count;
+        return sum;
+    }
+    // Where nothing is under way, a confirmed write that the peer has not counted twice in a row has not arrived.
+    void compare_counts(Peer& peer, uint64_t counted) {
+        const uint64_t wanted = peer.num_confirmed_imms - peer.num_lost;
+        const bool is_quiet = peer.num_under_way == 0 && peer.num_confirmed_imms == peer.num_confirmed_at_ping;
+        const uint64_t missing = is_quiet && counted < wanted ? wanted - counted : 0;
+        if (std::exchange(peer.num_missing, missing) == missing && missing != 0) {
+            peer.num_lost += missing;
+            peer.num_missing = 0;
+            hooks_.warn(std::to_string(missing) + " writes were confirmed by " + peer.name +
+                        " that it has not counted: they are lost");
+        }
     }
 
     const uint64_t engine_;
     const std::vector<std::unique_ptr<Domain>>& domains_;
     const std::vector<DomainAddress>& addresses_;  // of this engine
-    const std::chrono::nanoseconds connect_limit_;
+    const PeerLimits limits_;
     Mailbox& mailbox_;
+    TransferQueue& transfers_;
     WorkerTrace& trace_;
     const Hooks hooks_;
-    std::vector<std::vector<uint32_t>> number_at_;  // by domain and address
-    std::map<uint64_t, Peer> peers_;                // by engine
-    uint32_t num_connecting_ = 0;
-    uint64_t num_changes_ = 1;  // of ways that may have been looked up
+    std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
+    std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address
+    std::vector<std::vector<uint32_t>> number_at_;  // the same
+    uint64_t num_changes_ = 1;                      // of memory that could be used
 };
 
 }  // namespace tracekern

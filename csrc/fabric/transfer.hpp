@@ -1,6 +1,8 @@
 // A transfer: what was asked for, cut into the writes that are posted, and what has become of them.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,11 +16,19 @@
 
 namespace tracekern {
 
-// Memory that this engine registered.
+using TimePoint = std::chrono::steady_clock::time_point;
+
+struct Peer;
+
+// Memory that this engine registered. Whoever shares it keeps the memory alive: a write that a provider has not given
+// back may still be read from it.
 struct MemoryRegion {
+    uint64_t number = 0;  // of the engine
     char* at = nullptr;
     uint64_t bytes = 0;
+    std::shared_ptr<void> owner;     // keeps the memory
     std::vector<DomainMemory> ways;  // one a domain
+    bool is_revoked = false;         // the worker's: nobody is to use it any more
 };
 
 // Memory that the writes of a transfer go to: that of one peer, or of each of a group.
@@ -27,13 +37,21 @@ struct Targets {
 
     // What all writes to one target through one domain have in common.
     struct Way {
-        fi_addr_t peer;
-        uint32_t number;  // of the peer, in a recording
+        fi_addr_t at;
         uint64_t base, key;
     };
     // The worker's, who looks them up once, and again when peers have changed since.
-    std::vector<Way> ways;  // target by target, those of all domains
+    std::vector<Peer*> peers;  // one a target
+    std::vector<Way> ways;     // target by target, those of all domains
     uint64_t looked_up = 0;
+
+    bool has(const Peer& peer) const { return std::find(peers.begin(), peers.end(), &peer) != peers.end(); }
+    bool has(const Peer& peer, uint64_t region) const {
+        for (size_t i = 0; i < peers.size(); ++i) {
+            if (peers[i] == &peer && memory[i].region == region) return true;
+        }
+        return false;
+    }
 };
 
 struct TransferPiece {
@@ -48,18 +66,24 @@ struct Transfer {
     std::vector<TransferPiece> pieces;
     std::optional<uint32_t> imm;  // with each piece
     OnDone on_done;
-
+    uint64_t number = 0;     // of the engine, counted from 1
+    TimePoint until;         // then it is stalled
     uint64_t submitted = 0;  // HostTrack::now() where it is recorded
 
-    // The worker's.
-    uint64_t num_posted = 0, num_ended = 0;
-    std::string error;  // the first
-    uint64_t number = 0;
+    // The worker's, once it was submitted.
+    uint64_t num_posted = 0, num_ended = 0, num_arrived = 0;
+    Result result;             // the first thing that went wrong: then no more is posted
+    bool is_reported = false;  // on_done was called: what still comes is counted, nothing else
     RecordedSpan whole, queued;
 
     // Posting it takes no longer than handing it to another thread.
     bool is_short() const { return pieces.size() == 1 && pieces[0].bytes <= 4096; }
-    bool is_over() const { return num_ended == num_posted && (num_posted == pieces.size() || !error.empty()); }
+    bool has_more() const { return num_posted < pieces.size() && result.outcome == Outcome::done; }
+    bool is_over() const { return num_ended == num_posted && !has_more(); }
+    std::string progress() const {
+        return std::to_string(num_posted) + " of " + std::to_string(pieces.size()) + " writes were posted, " +
+               std::to_string(num_arrived) + " confirmed";
+    }
 };
 
 }  // namespace tracekern

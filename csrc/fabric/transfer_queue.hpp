@@ -1,4 +1,8 @@
 // Transfers that have started: which writes are posted, which are left, and which have ended. The worker's.
+//
+// A transfer ends for its user once: when all of it has arrived, with the first thing that went wrong as soon as
+// nothing of it is posted any more, or when its time is over. In the last case it stays here, and its memory with it,
+// until the provider has given all of its writes back.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +15,7 @@
 
 #include "fabric/callbacks.hpp"
 #include "fabric/domain.hpp"
+#include "fabric/peer.hpp"
 #include "fabric/transfer.hpp"
 
 namespace tracekern {
@@ -23,11 +28,11 @@ public:
                   WorkerTrace& trace)
         : library_(library), domains_(domains), callbacks_(callbacks), trace_(trace), under_way_(domains.size(), 0) {}
 
+    // Writes that are waited for: not those of transfers that have ended for their user.
     uint64_t num_under_way() const { return num_under_way_; }
 
     // It is queued from now on, whether its peer is known or not.
     void admit(Transfer& transfer) {
-        transfer.number = ++num_admitted_;
         if (!trace_.is_on()) return;
         const uint64_t at = transfer.submitted ? transfer.submitted : trace_.now();
         constexpr EngineTrack kTrack = EngineTrack::transfers;
@@ -38,6 +43,8 @@ public:
             trace_.begin<TransferEvent::queued>(kTrack, at, transfer.number, transfer.pieces.size(), active_.size());
     }
     void start(const std::shared_ptr<Transfer>& transfer) {
+        earliest_ = std::min(earliest_, transfer->until);
+        transfers_[transfer.get()] = transfer;
         active_.push_back(transfer);
         post_one(transfer);  // at once: others may have thousands to go
     }
@@ -49,7 +56,7 @@ public:
             const auto transfer = std::move(active_.front());
             active_.pop_front();
             while (post_one(transfer)) is_busy = true;
-            if (transfer->num_posted < transfer->pieces.size() && transfer->error.empty()) active_.push_back(transfer);
+            if (transfer->has_more()) active_.push_back(transfer);
         }
         return is_busy;
     }
@@ -57,47 +64,111 @@ public:
     // Takes a write that has ended.
     void take(Operation* operation, const std::string& error) {
         const auto transfer = transfers_.at(static_cast<Transfer*>(operation->owner));
-        --under_way_[operation->index];
-        --num_under_way_;
+        Peer& peer = *transfer->targets->peers[operation->target];
         trace_.end_write(static_cast<uint32_t>(operation->index), operation->write, trace_.now());
+        if (!transfer->is_reported) leave_window(operation->index);
         give_back(operation);
+        --peer.num_under_way;
         ++transfer->num_ended;
-        if (!error.empty() && transfer->error.empty()) transfer->error = "write: " + error;
+        if (error.empty()) {
+            peer.is_heard = true;
+            peer.num_confirmed_imms += transfer->imm.has_value();
+            ++transfer->num_arrived;
+        } else {
+            peer.is_suspect = true;
+            fail(transfer, {Outcome::failed, "write to " + peer.name + ": " + error});
+        }
         end_if_over(transfer);
     }
 
-    void end(const std::shared_ptr<Transfer>& transfer, const std::string& error) {
+    // Posts no more of it, and ends it when what is posted has ended. Returns whether it was here and had more to post.
+    bool cancel(uint64_t number) {
+        for (const auto& [at, transfer] : transfers_) {
+            if (transfer->number != number || !transfer->has_more()) continue;
+            fail(transfer, {Outcome::cancelled, "cancelled"});
+            end_if_over(std::shared_ptr<Transfer>(transfer));
+            return true;
+        }
+        return false;
+    }
+
+    // Those whose time is over. What they have posted may still arrive, and is still read.
+    void end_late(TimePoint now) {
+        if (now < earliest_) return;
+        earliest_ = TimePoint::max();
+        for (const auto& transfer : all_that([&](const Transfer& one) { return !one.is_reported; })) {
+            if (now < transfer->until) {
+                earliest_ = std::min(earliest_, transfer->until);
+            } else {
+                give_up(transfer, name_of(*transfer->targets), "the time limit is over");
+            }
+        }
+    }
+    // All to a peer that will not answer any more.
+    void give_up_on(const Peer& peer, const std::string& why) {
+        for (const auto& transfer : all_that([&](const Transfer& one) { return one.targets->has(peer); })) {
+            give_up(transfer, peer.name, why);
+        }
+    }
+    void give_up_on_all(const std::string& why) {
+        for (const auto& transfer : all_that([](const Transfer&) { return true; })) {
+            give_up(transfer, name_of(*transfer->targets), why);
+        }
+    }
+    // Posts no more to memory of a peer.
+    void fail_unposted(const Peer& peer, uint64_t region, const std::string& why) {
+        fail_those([&](const Transfer& one) { return one.targets->has(peer, region) && one.has_more(); }, why);
+    }
+    void fail_all_unposted(const std::string& why) {
+        fail_those([](const Transfer& one) { return one.has_more(); }, why);
+    }
+
+    bool is_writing_to(const Peer& peer, uint64_t region) const {
+        return !all_that([&](const Transfer& one) { return one.targets->has(peer, region); }).empty();
+    }
+    bool is_reading(const MemoryRegion& region) const {
+        return !all_that([&](const Transfer& one) { return one.src.get() == &region; }).empty();
+    }
+
+    // Ends for its user a transfer that is not here, or not any more.
+    void end(const std::shared_ptr<Transfer>& transfer, const Result& result) {
         const uint64_t at = trace_.now();
         trace_.end(EngineTrack::transfers, transfer->queued, at);  // one that was never posted
         trace_.end(EngineTrack::transfers, transfer->whole, at);
-        if (!error.empty()) trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer->number);
-        transfer->on_done.tell(error, callbacks_);
-    }
-    // Those that have writes left to post.
-    void fail_active(const std::string& why) {
-        for (const auto& transfer : std::exchange(active_, {})) {
-            if (transfer->error.empty()) transfer->error = why;
-            end_if_over(transfer);
+        if (result.outcome != Outcome::done) {
+            trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer->number);
         }
+        transfer->is_reported = true;
+        transfer->on_done.tell(result, callbacks_);
+    }
+
+    // The endpoints are closed: no provider will give anything back, or read anything.
+    void forget_all() {
+        transfers_.clear();
+        active_.clear();
     }
 
 private:
     static constexpr uint32_t kWindow = 256;  // writes under way in a domain
+    // Of them to one peer: one that is stopped leaves room for the others.
+    static constexpr uint32_t kPeerWindow = kWindow - 64;
 
     // Posts the next write of a transfer; false: no room now, or none is left.
     bool post_one(const std::shared_ptr<Transfer>& transfer) {
-        if (transfer->num_posted == transfer->pieces.size() || !transfer->error.empty()) return false;
+        if (!transfer->has_more()) return false;
         const TransferPiece& piece = transfer->pieces[transfer->num_posted];
-        if (under_way_[piece.domain] == kWindow) return false;
+        Peer& peer = *transfer->targets->peers[piece.target];
+        if (under_way_[piece.domain] == kWindow || peer.num_under_way >= kPeerWindow * domains_.size()) return false;
         const auto& way = transfer->targets->ways[piece.target * domains_.size() + piece.domain];
         const MemoryRegion* src = transfer->src.get();
         Operation* operation = take_operation();
         operation->owner = transfer.get();
         operation->index = piece.domain;
+        operation->target = piece.target;
         const WritePiece write{src ? src->at + piece.src : nullptr,
                                piece.bytes,
                                src ? src->ways[piece.domain].local : nullptr,
-                               way.peer,
+                               way.at,
                                way.base + piece.dst,
                                way.key,
                                transfer->imm.has_value(),
@@ -107,32 +178,77 @@ private:
         if (result != 0) {
             give_back(operation);
             if (result == -FI_EAGAIN) return false;
-            transfer->error = library_.describe("write", result);
+            peer.is_suspect = true;
+            fail(transfer, {Outcome::failed, library_.describe("write to " + peer.name, result)});
             end_if_over(transfer);
             return false;
         }
-        if (trace_.is_on()) record_post(*transfer, piece, way.number, *operation, at);
-        if (transfer->num_posted++ == 0) transfers_[transfer.get()] = transfer;
+        if (trace_.is_on()) record_post(*transfer, piece, *operation, at);
+        ++transfer->num_posted;
+        ++peer.num_under_way;
         ++under_way_[piece.domain];
         ++num_under_way_;
         return true;
     }
 
-    void record_post(Transfer& transfer, const TransferPiece& piece, uint32_t peer, Operation& operation, uint64_t at) {
+    void record_post(Transfer& transfer, const TransferPiece& piece, Operation& operation, uint64_t at) {
         if (transfer.num_posted == 0) trace_.end(EngineTrack::transfers, transfer.queued, at);
         constexpr uint64_t kMost = ~uint32_t{0};
+        const uint32_t peer = transfer.targets->peers[piece.target]->number;
         operation.write = transfer.imm ? trace_.begin_write<TransferEvent::write_imm>(
                                              piece.domain, at, transfer.number, peer, *transfer.imm)
                                        : trace_.begin_write<TransferEvent::write>(
                                              piece.domain, at, transfer.number, peer, std::min(piece.bytes, kMost));
     }
 
+    static std::string name_of(const Targets& targets) {
+        const size_t count = targets.peers.size();
+        return count == 1 ? targets.peers[0]->name : "a group of " + std::to_string(count) + " peers";
+    }
+    static void fail(const std::shared_ptr<Transfer>& transfer, Result result) {
+        if (transfer->result.outcome == Outcome::done) transfer->result = std::move(result);
+    }
+    template <class Which>
+    void fail_those(Which which, const std::string& why) {
+        for (const auto& transfer : all_that(which)) {
+            fail(transfer, {Outcome::failed, "write to " + name_of(*transfer->targets) + ": " + why});
+            end_if_over(transfer);
+        }
+    }
+    void give_up(const std::shared_ptr<Transfer>& transfer, const std::string& who, const std::string& why) {
+        if (transfer->is_reported) return;
+        const bool is_doubtful = transfer->num_ended < transfer->num_posted;
+        fail(transfer, {Outcome::failed, ""});  // posts no more
+        for (const auto& operation : operations_) {
+            if (operation->owner == transfer.get()) leave_window(operation->index);
+        }
+        transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed, "write to " + who + ": " + why};
+        report(transfer);
+        if (!is_doubtful) transfers_.erase(transfer.get());
+    }
     void end_if_over(const std::shared_ptr<Transfer>& transfer) {
         if (!transfer->is_over()) return;
-        end(transfer, transfer->error);
+        if (!transfer->is_reported) report(transfer);
         transfers_.erase(transfer.get());
     }
+    void report(const std::shared_ptr<Transfer>& transfer) {
+        Result result = std::move(transfer->result);
+        if (result.outcome != Outcome::done) result.why += ": " + transfer->progress();
+        end(transfer, result);
+    }
+    template <class Which>
+    std::vector<std::shared_ptr<Transfer>> all_that(Which which) const {
+        std::vector<std::shared_ptr<Transfer>> found;
+        for (const auto& [at, transfer] : transfers_) {
+            if (which(*transfer)) found.push_back(transfer);
+        }
+        return found;
+    }
 
+    void leave_window(uint64_t domain) {
+        --under_way_[domain];
+        --num_under_way_;
+    }
     Operation* take_operation() {
         if (!free_operations_) {
             operations_.push_back(std::make_unique<Operation>());
@@ -149,10 +265,10 @@ private:
     const std::vector<std::unique_ptr<Domain>>& domains_;
     CallbackThread& callbacks_;
     WorkerTrace& trace_;
-    uint64_t num_admitted_ = 0;
     std::deque<std::shared_ptr<Transfer>> active_;  // that have writes left to post
     std::unordered_map<Transfer*, std::shared_ptr<Transfer>> transfers_;
-    std::vector<uint32_t> under_way_;  // writes in each domain
+    TimePoint earliest_ = TimePoint::max();  // no transfer's time is over before
+    std::vector<uint32_t> under_way_;        // writes in each domain, as num_under_way_
     uint64_t num_under_way_ = 0;
     std::vector<std::unique_ptr<Operation>> operations_;
     Operation* free_operations_ = nullptr;

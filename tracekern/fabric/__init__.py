@@ -13,6 +13,7 @@ from tracekern.fabric.engine import (
     MemoryRegionHandle,
     Net,
     ScalarWatcher,
+    Transfer,
     TransferEngine,
     TransferEngineBuilder,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "PeerGroupHandle",
     "ScalarWatcher",
     "ScatterSlice",
+    "Transfer",
     "TransferEngine",
     "TransferEngineBuilder",
     "TransferError",

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from tracekern.errors import BadInput, TracekernError
 from tracekern.fabric.library import native
 
+Outcome = Literal["failed", "stalled", "cancelled"]
+
 
 class TransferError(TracekernError):
     """A transfer or message that did not arrive, or of which that is not known."""
+
+    def __init__(self, message: str, outcome: Outcome = "failed") -> None:
+        """outcome:
+
+        - "failed": an error came back, or nothing was sent. Its source can be used again.
+        - "stalled": nothing came back in time. It may still arrive, and its source may still be read.
+        - "cancelled": not all of it was sent, and what was sent has ended.
+        """
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def to_error(result: Any) -> TransferError | None:
+    """Returns what a compiled Result says went wrong."""
+    return None if result.outcome == "done" else TransferError(result.why, result.outcome)
 
 
 class DoneFlag:
@@ -26,7 +43,7 @@ class DoneFlag:
     @property
     def error(self) -> TransferError | None:
         """What went wrong; None until it is done, and if all went well."""
-        return TransferError(self.native.error) if self.native.error else None
+        return to_error(self.native.result)
 
     def wait(self, timeout_s: float) -> None:
         """Waits for the end. Raises TransferError for a transfer that failed, or has not ended in time."""
@@ -57,9 +74,10 @@ class DoneCounter:
         if not self.native.wait(count, timeout_s):
             ended = self.done + self.errors
             raise TransferError(f"{ended} of {count} transfers have ended within {timeout_s:g} s")
-        if self.errors:
-            first = self.native.first_error
-            raise TransferError(f"{self.errors} of {self.done + self.errors} transfers failed; the first: {first}")
+        first = to_error(self.native.first_error)
+        if first:
+            failed = f"{self.errors} of {self.done + self.errors} transfers failed"
+            raise TransferError(f"{failed}; the first: {first}", first.outcome)
 
 
 OnDone = Callable[[TransferError | None], None] | DoneFlag | DoneCounter
@@ -74,4 +92,4 @@ def native_on_done(on_done: OnDone) -> Any:
     if not callable(on_done):
         raise BadInput(f"on_done is {on_done!r}; wanted a function, a DoneFlag or a DoneCounter")
     call = on_done
-    return lambda error: call(TransferError(error) if error else None)
+    return lambda result: call(to_error(result))

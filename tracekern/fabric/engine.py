@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from tracekern.fabric.requests import (
     PeerGroupHandle,
     ScatterSlice,
 )
+from tracekern.fabric.stale import remove_stale_segments
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 
 PROVIDERS = ("efa", "tcp", "shm")
 """Those of libfabric that an engine is known to work with, the best first."""
+_LONGEST_S = 1e9
+_log = logging.getLogger("tracekern")
 MAX_IMM = (1 << 32) - 1
 CONNECT_LIMIT_S = 10.0
+TRANSFER_LIMIT_S = 30.0
 TRACED_RECORDS = 1 << 16
 """Room of each track of a traced engine: 1 MiB."""
 
@@ -53,7 +58,15 @@ class MemoryRegionHandle:
     region: int
     num_bytes: int
     owner: Any = field(repr=False, compare=False, default=None)
-    """Keeps the memory alive."""
+    """What keeps the memory alive."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A transfer that was submitted, for TransferEngine.cancel()."""
+
+    number: int
+    """Of its engine, counted from 1."""
 
 
 class DomainAddress:
@@ -164,7 +177,7 @@ class TransferEngineBuilder:
 
     def __init__(self) -> None:
         self._nets: list[Net] = []
-        self._pin_cpu, self._connect_limit_s = -1, CONNECT_LIMIT_S
+        self._pin_cpu, self._connect_limit_s, self._transfer_limit_s = -1, CONNECT_LIMIT_S, TRANSFER_LIMIT_S
 
     def add_domains(self, nets: Sequence[Net], pin_worker_cpu: int = -1) -> TransferEngineBuilder:
         """Adds interfaces, used side by side. pin_worker_cpu: where their thread stays; -1: anywhere."""
@@ -177,20 +190,35 @@ class TransferEngineBuilder:
         self._connect_limit_s = seconds
         return self
 
+    def transfer_limit(self, seconds: float) -> TransferEngineBuilder:
+        """Sets how long a transfer may take that says nothing else. A peer that is silent for as long is dead."""
+        self._transfer_limit_s = seconds
+        return self
+
     def build(self) -> TransferEngine:
         """Opens the domains. Raises BadInput, and TransferError where one cannot be opened."""
-        return TransferEngine(self._nets, self._pin_cpu, self._connect_limit_s)
+        return TransferEngine(self._nets, self._pin_cpu, self._connect_limit_s, self._transfer_limit_s)
 
 
 class TransferEngine:
     """One-sided writes to registered memory of peers. Nothing is promised about the order in which they arrive."""
 
-    def __init__(self, nets: Sequence[Net], pin_cpu: int = -1, connect_limit_s: float = CONNECT_LIMIT_S) -> None:
+    def __init__(
+        self,
+        nets: Sequence[Net],
+        pin_cpu: int = -1,
+        connect_limit_s: float = CONNECT_LIMIT_S,
+        transfer_limit_s: float = TRANSFER_LIMIT_S,
+    ) -> None:
         """See TransferEngineBuilder. All peers need as many nets."""
         pairs = [(net.provider, net.source) for net in nets]
+        limits = _check_limit(connect_limit_s), _check_limit(transfer_limit_s)
+        if any(net.provider == "shm" for net in nets):
+            remove_stale_segments()
         with _bad_input(TransferError):
-            self._engine = native().TransferEngine(require_library(), pairs, pin_cpu, connect_limit_s)
+            self._engine = native().TransferEngine(require_library(), pairs, pin_cpu, *limits)
         self.nets = tuple(nets)
+        self.set_peer_callback(_log.warning)
 
     @staticmethod
     def builder() -> TransferEngineBuilder:
@@ -245,23 +273,34 @@ class TransferEngine:
     def register_memory(
         self, address: int, num_bytes: int, owner: Any = None
     ) -> tuple[MemoryRegionHandle, MemoryRegionDescriptor]:
-        """Returns the handle for writes from there, and the descriptor for peers that write there."""
+        """Returns the handle for writes from there, and the descriptor for peers that write there.
+
+        owner: whatever keeps the memory. The engine holds it until nobody can write there or read from there any more.
+        """
         with _bad_input(TransferError):
-            region = self._engine.register_memory(address, num_bytes)
+            region = self._engine.register_memory(address, num_bytes, owner)
             descriptor = MemoryRegionDescriptor(self._engine.describe(region).to_bytes())
         return MemoryRegionHandle(region, num_bytes, owner), descriptor
 
     def register_tensor(self, tensor: torch.Tensor) -> tuple[MemoryRegionHandle, MemoryRegionDescriptor]:
-        """The same of a contiguous tensor's memory, which the handle keeps alive."""
+        """The same of a contiguous tensor's memory, which the engine keeps alive."""
         if not tensor.is_contiguous():
             raise BadInput("register_tensor: the tensor is not contiguous; register tensor.contiguous()")
         if tensor.device.type != "cpu":
             raise BadInput(f"register_tensor: the tensor is on {tensor.device}; memory of GPUs is not supported yet")
         return self.register_memory(tensor.data_ptr(), tensor.nbytes, tensor)
 
-    def unregister_memory(self, handle: MemoryRegionHandle) -> None:
+    def unregister_memory(self, handle: MemoryRegionHandle, timeout_s: float | None = None) -> None:
+        """Takes memory back: peers can submit no more writes to it, and those under way are waited for.
+
+        Raises TransferError, whose outcome is "stalled", when it is not known after timeout_s, None: the engine's limit
+        for transfers, that nobody reads or writes it any more. Its owner is then kept until stop(); memory without one
+        must stay. It can be called again.
+        """
         with _bad_input():
-            self._engine.unregister_memory(handle.region)
+            held = self._engine.unregister_memory(handle.region, _check_limit(timeout_s))
+        if held:
+            raise TransferError(f"memory region {handle.region} is in use until stop(): {held}", "stalled")
 
     # ---- transfers ----
 
@@ -276,19 +315,22 @@ class TransferEngine:
         imm: int | None = None,
         num_shards: int = 0,
         routing: DomainGroupRouting = ROUND_ROBIN,
+        timeout_s: float | None = None,
         on_done: OnDone,
-    ) -> None:
+    ) -> Transfer:
         """Writes to a peer's memory, in shards over the domains. With `imm` each shard raises it there.
 
-        num_shards stands for DomainGroupRouting.round_robin(num_shards).
+        num_shards stands for DomainGroupRouting.round_robin(num_shards). timeout_s: the limit for all of it; None: the
+        engine's.
         """
         if num_shards:
             if routing != ROUND_ROBIN:
                 raise BadInput(f"num_shards is {num_shards}, and routing is {routing}; wanted one of them")
             routing = DomainGroupRouting.round_robin(num_shards)
         place = src.region, src_offset, num_bytes, dst.native, dst_offset
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
         with _bad_input():
-            self._engine.submit_write(*place, _check_imm(imm), routing.as_native, native_on_done(on_done))
+            return Transfer(self._engine.submit_write(*place, *how, native_on_done(on_done)))
 
     def submit_paged_writes(
         self,
@@ -300,17 +342,27 @@ class TransferEngine:
         *,
         imm: int | None = None,
         routing: DomainGroupRouting = ROUND_ROBIN,
+        timeout_s: float | None = None,
         on_done: OnDone,
-    ) -> None:
+    ) -> Transfer:
         """Writes page for page. With `imm` each page raises it there."""
         pages = src.region, src_pages.as_native, dst.native, dst_pages.as_native, page_bytes
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
         with _bad_input():
-            self._engine.submit_paged_writes(*pages, _check_imm(imm), routing.as_native, native_on_done(on_done))
+            return Transfer(self._engine.submit_paged_writes(*pages, *how, native_on_done(on_done)))
 
-    def submit_imm(self, dst: MemoryRegionDescriptor, imm: int, on_done: OnDone) -> None:
+    def submit_imm(
+        self, dst: MemoryRegionDescriptor, imm: int, on_done: OnDone, timeout_s: float | None = None
+    ) -> Transfer:
         """Raises an immediate at the engine whose memory that is, and writes nothing."""
+        how = _check_imm(imm), _check_limit(timeout_s)
         with _bad_input():
-            self._engine.submit_imm(dst.native, _check_imm(imm), native_on_done(on_done))
+            return Transfer(self._engine.submit_imm(dst.native, *how, native_on_done(on_done)))
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Sends no more of a transfer. It ends when what was sent has: as cancelled, or as usual if that was all."""
+        with _bad_input():
+            self._engine.cancel(transfer.number)
 
     # ---- groups of peers ----
 
@@ -331,13 +383,14 @@ class TransferEngine:
         *,
         imm: int | None = None,
         routing: GroupTransferRouting = SHARD_PEERS,
+        timeout_s: float | None = None,
         on_done: OnDone,
-    ) -> None:
+    ) -> Transfer:
         """Writes to each peer its slice; without bytes it still raises `imm`. One transfer: done when all are."""
+        what = group.native, src.region, slices
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
         with _bad_input():
-            self._engine.submit_scatter(
-                group.native, src.region, slices, _check_imm(imm), routing.as_native, native_on_done(on_done)
-            )
+            return Transfer(self._engine.submit_scatter(*what, *how, native_on_done(on_done)))
 
     def submit_barrier(
         self,
@@ -345,11 +398,13 @@ class TransferEngine:
         imm: int,
         *,
         routing: GroupTransferRouting = SHARD_PEERS,
+        timeout_s: float | None = None,
         on_done: OnDone,
-    ) -> None:
+    ) -> Transfer:
         """Raises an immediate at each peer. Writes submitted before may arrive after it: count their own."""
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
         with _bad_input():
-            self._engine.submit_barrier(group.native, _check_imm(imm), routing.as_native, native_on_done(on_done))
+            return Transfer(self._engine.submit_barrier(group.native, *how, native_on_done(on_done)))
 
     # ---- messages ----
 
@@ -361,6 +416,12 @@ class TransferEngine:
     def on_message(self, callback: Callable[[bytes], None]) -> None:
         """Sets what is called with each message that comes, on the engine's callback thread."""
         self._engine.on_message(callback)
+
+    def set_peer_callback(self, callback: Callable[[str], None]) -> None:
+        """Sets what is called, on the engine's callback thread, when a peer is dead, or has lost writes that it
+        confirmed, or the engine itself is broken. Without it, the log has a warning."""
+        with _bad_input(TransferError):
+            self._engine.on_peer(callback)
 
     # ---- immediates ----
 
@@ -392,6 +453,12 @@ class TransferEngine:
         """
         with _bad_input():
             return ScalarWatcher(self._engine, callback)
+
+
+def _check_limit(seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds < _LONGEST_S:
+        raise BadInput(f"a time limit of {seconds} s; wanted more than 0 and less than {_LONGEST_S}")
+    return seconds
 
 
 def _check_imm(imm: int | None) -> int | None:

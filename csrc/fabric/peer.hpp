@@ -1,0 +1,53 @@
+// An engine that this one has met, and what is known of it. The worker's.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fabric/liveness.hpp"
+#include "fabric/transfer.hpp"
+
+namespace tracekern {
+
+// Memory of a peer. Its owner is asked before the first write there, and tells when it must not be used any more.
+struct RemoteRegion {
+    enum class State { asked, usable, revoked };  // revoked: until nothing is under way there
+    State state = State::asked;
+    MemoryRegionDescriptor descriptor;  // that the owner was asked about
+    TimePoint until;                    // asked: for an answer
+    std::vector<std::shared_ptr<Transfer>> waiting;
+};
+
+struct Peer {
+    enum class State { connecting, ready, dead };
+    uint64_t engine = 0;
+    uint32_t number = 0;  // on record
+    State state = State::connecting;
+    std::string name;           // for people
+    std::vector<fi_addr_t> at;  // one a domain
+    std::string why;            // dead
+    std::string no_writes;      // why nothing can be written to it
+    bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
+    std::map<uint64_t, RemoteRegion> regions;
+    std::set<uint64_t> told;  // regions of this engine that it was told it can use
+
+    // Signs of life: whatever comes from it.
+    Liveness liveness;
+    bool is_heard = false;    // since the last look
+    bool is_suspect = false;  // something failed since it was heard
+    uint32_t num_unanswered = 0;
+    TimePoint next_ping;
+
+    uint32_t num_under_way = 0;       // writes to it
+    uint64_t num_confirmed_imms = 0;  // that it should have counted
+    uint64_t num_confirmed_at_ping = 0;
+    uint64_t num_seen_imms = 0;       // that it has sent, at the last look
+    std::vector<uint64_t> first_imm;  // in each domain, what its address had sent before this engine was there
+    uint64_t num_missing = 0;         // of the confirmed: seen once
+    uint64_t num_lost = 0;            // of the confirmed: reported
+};
+
+}  // namespace tracekern
