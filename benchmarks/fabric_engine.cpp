@@ -56,7 +56,7 @@ private:
     }
     void write_singles(uint64_t count) {
         std::counting_semaphore<> room(static_cast<ptrdiff_t>(settings_.window));
-        const OnDone on_done = [&](const std::string& error) {
+        const OnDone::Callback on_done = [&](const std::string& error) {
             require(error);
             room.release();
         };
@@ -72,7 +72,7 @@ private:
         PageList pages{{}, settings_.bytes, 0};
         for (uint64_t i = 0; i < in_one; ++i) pages.indices.push_back(i);
         std::counting_semaphore<> room(2);
-        const OnDone on_done = [&](const std::string& error) {
+        const OnDone::Callback on_done = [&](const std::string& error) {
             require(error);
             room.release();
         };

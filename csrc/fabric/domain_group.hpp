@@ -26,6 +26,7 @@
 #include "fabric/peers.hpp"
 #include "fabric/queue.hpp"
 #include "fabric/revocations.hpp"
+#include "fabric/shuffle.hpp"
 #include "fabric/transfer_queue.hpp"
 #include "fabric/turns.hpp"
 
@@ -108,16 +109,7 @@ public:
     void submit(std::shared_ptr<Transfer> transfer) {
         // Relaxed: one that is submitted as the recording begins may miss its own time, and gets the worker's.
         if (is_recording_.load(std::memory_order_relaxed)) transfer->submitted = HostTrack::now();
-        bool is_started = false;
-        if (transfer->is_short()) {
-            turns_.try_between([&] {
-                if (requests_.has_new()) return;  // those first
-                safely([&] { start(transfer); });
-                is_started = true;
-                if (transfer->num_posted == 0) turns_.wake();
-            });
-        }
-        if (is_started) return turns_.wake(Turns::Sleep::asleep);
+        if (transfer->is_short() && start_here(transfer)) return turns_.wake(Turns::Sleep::asleep);
         put([this, transfer = std::move(transfer)] { start(transfer); });
     }
     void cancel(uint64_t transfer) {
@@ -154,6 +146,9 @@ public:
     void on_peer(OnPeer on_peer) {
         call([&] { on_peer_ = std::move(on_peer); });
     }
+    void shuffle(uint32_t seed) {
+        call([&] { shuffle_.emplace(seed); });
+    }
     void on_message(OnMessage on_message) {
         call([&] { on_message_ = std::move(on_message); });
     }
@@ -166,6 +161,17 @@ private:
         transfers_->admit(*transfer);
         if (!is_broken()) return peers_->start(transfer);
         transfers_->end(transfer, {Outcome::failed, broken_});
+    }
+    // False: the worker has no time, or other requests before this.
+    bool start_here(const std::shared_ptr<Transfer>& transfer) {
+        bool is_started = false;
+        turns_.try_between([&] {
+            if (requests_.has_new()) return;
+            safely([&] { start(transfer); });
+            is_started = true;
+            if (transfer->num_posted == 0) turns_.wake();
+        });
+        return is_started;
     }
     void put(std::function<void()> request) {
         requests_.put(std::move(request));
@@ -335,18 +341,25 @@ private:
 
     bool poll(uint32_t domain) {
         const auto on_imm = [&](uint32_t imm, fi_addr_t source) {
-            const uint64_t at = trace_.now();
-            peers_->count_imm(domain, source);
-            auto [number, reached] = imms_.add(imm);
-            trace_.mark<TransferEvent::arrival>(
-                EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
-            if (!reached) return;
-            trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
-            callbacks_.put(std::move(reached));
+            if (!shuffle_) return count(domain, imm, source);
+            shuffle_->hold([=, this] { count(domain, imm, source); });
         };
-        const auto on_done = [&](Operation* operation, uint64_t bytes) { take(operation, bytes, ""); };
+        const auto on_done = [&](Operation* operation, uint64_t bytes) {
+            if (!shuffle_) return take(operation, bytes, "");
+            shuffle_->hold([=, this] { take(operation, bytes, ""); });
+        };
         const auto on_error = [&](Operation* operation, const std::string& error) { take(operation, 0, error); };
-        return domains_[domain]->poll(on_imm, on_done, on_error) != 0;
+        const bool is_busy = domains_[domain]->poll(on_imm, on_done, on_error) != 0;
+        return (shuffle_ && shuffle_->release()) || is_busy;
+    }
+    void count(uint32_t domain, uint32_t imm, fi_addr_t source) {
+        const uint64_t at = trace_.now();
+        peers_->count_imm(domain, source);
+        auto [number, reached] = imms_.add(imm);
+        trace_.mark<TransferEvent::arrival>(EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
+        if (!reached) return;
+        trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
+        callbacks_.put(std::move(reached));
     }
     void take(Operation* operation, uint64_t bytes, const std::string& error) {
         if (!operation) return;
@@ -380,6 +393,7 @@ private:
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;  // that are open
     OnMessage on_message_;
     OnPeer on_peer_;
+    std::optional<Shuffle> shuffle_;
     std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot
     bool is_over_ = false;
     std::string broken_;  // why; all is closed then

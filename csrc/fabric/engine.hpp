@@ -220,6 +220,9 @@ public:
 
     void on_peer(OnPeer on_peer) { running().on_peer(std::move(on_peer)); }
 
+    // For tests: see shuffle.hpp.
+    void shuffle(uint32_t seed) { running().shuffle(seed); }
+
     ImmCounters& imms() {
         check_process();
         return imms_;

@@ -23,65 +23,64 @@ namespace tracekern {
 // the next wait.
 class ImmCounter {
 public:
-    ImmCounter(uint32_t imm, uint64_t early, std::shared_ptr<Turns> turns, std::shared_ptr<WaitTrace> trace)
-        : imm_(imm), count_(early), num_arrived_(early), turns_(std::move(turns)), trace_(std::move(trace)) {}
+    ImmCounter(uint32_t imm, uint64_t early, std::shared_ptr<WaitTrace> trace, std::shared_ptr<Turns> turns)
+        : imm_(imm), trace_(std::move(trace)), turns_(std::move(turns)), arrived_(early) {}
 
     uint32_t imm() const { return imm_; }
-    uint64_t count() const { return count_.load(std::memory_order_relaxed); }
+    // Arrivals that no wait has taken. Those taken are read first: they are never more.
+    uint64_t count() const {
+        const uint64_t taken = taken_.load(std::memory_order_acquire);
+        return arrived_.load(std::memory_order_acquire) - taken;
+    }
 
     // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit. Does
     // the worker's turns for a while, then blocks.
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
-        // Exact where one thread at a time waits for an immediate.
-        const RecordedSpan span = trace_->begin(imm_, num_taken_.load(std::memory_order_relaxed) + count);
-        if (turns_->wait([&] { return take(count); }, limit)) {
-            trace_->end(span);
-            return true;
-        }
-        std::unique_lock lock(mutex_);
-        // Sequentially consistent, as in add_one(): of the load of count_ there and this store, or of the add there and
-        // the look at count_ here, one comes first. Either that sees who blocks, or this sees the arrival.
-        num_blocked_.fetch_add(1, std::memory_order_seq_cst);
-        const bool has_come = arrived_.wait_for(lock, limit, [&] { return take(count); });
-        num_blocked_.fetch_sub(1, std::memory_order_relaxed);
-        if (has_come) trace_->end(span);
-        return has_come;
+        const RecordedSpan span = trace_->begin(imm_, taken_.load(std::memory_order_relaxed) + count);
+        const auto take = [&] { return try_take(count); };
+        if (!turns_->wait(take, limit) && !block(take, limit)) return false;
+        trace_->end(span);
+        return true;
     }
 
-    // Returns how many have arrived, with this one. One thread at a time.
+    // Returns how many have arrived, with this one.
     uint64_t add_one() {
-        count_.fetch_add(1, std::memory_order_seq_cst);
-        ++num_arrived_;
-        if (num_blocked_.load(std::memory_order_seq_cst) == 0) return num_arrived_;
-        {
-            const std::lock_guard lock(mutex_);
-        }  // who is about to block has
-        arrived_.notify_all();
-        return num_arrived_;
+        const uint64_t number = arrived_.fetch_add(1, std::memory_order_seq_cst) + 1;
+        if (num_blocked_.load(std::memory_order_seq_cst) != 0) {
+            mutex_.lock();  // who has not found it blocks before this
+            mutex_.unlock();
+            changed_.notify_all();
+        }
+        return number;
     }
 
 private:
-    // Who takes the arrivals sees what the thread saw that counted them; sequentially consistent for wait() and
-    // add_one().
-    bool take(uint64_t count) {
-        uint64_t here = count_.load(std::memory_order_seq_cst);
-        while (here >= count) {
-            if (!count_.compare_exchange_weak(here, here - count, std::memory_order_seq_cst)) continue;
-            num_taken_.fetch_add(count, std::memory_order_relaxed);
-            return true;
+    template <class Take>
+    bool block(Take take, std::chrono::nanoseconds limit) {
+        std::unique_lock lock(mutex_);
+        // Sequentially consistent, as in add_one(): of this add and the look at num_blocked_ there, or of the add there
+        // and the look at arrived_ here, one comes first. Either that sees who blocks, or this sees the arrival.
+        num_blocked_.fetch_add(1, std::memory_order_seq_cst);
+        const bool has_come = changed_.wait_for(lock, limit, take);
+        num_blocked_.fetch_sub(1, std::memory_order_relaxed);
+        return has_come;
+    }
+    // Who takes arrivals sees what the thread saw that counted them; sequentially consistent for block().
+    bool try_take(uint64_t count) {
+        uint64_t taken = taken_.load(std::memory_order_acquire);
+        while (arrived_.load(std::memory_order_seq_cst) - taken >= count) {
+            if (taken_.compare_exchange_weak(taken, taken + count, std::memory_order_acq_rel)) return true;
         }
         return false;
     }
 
     const uint32_t imm_;
-    std::atomic<uint64_t> count_;  // that no wait has taken
-    uint64_t num_arrived_;         // of add_one() alone
-    std::atomic<uint64_t> num_taken_ = 0;
-    const std::shared_ptr<Turns> turns_;
     const std::shared_ptr<WaitTrace> trace_;
+    const std::shared_ptr<Turns> turns_;
+    std::atomic<uint64_t> arrived_, taken_ = 0;  // taken by waits
     std::atomic<uint32_t> num_blocked_ = 0;
     std::mutex mutex_;
-    std::condition_variable arrived_;
+    std::condition_variable changed_;
 };
 
 // Those of an engine. An immediate has one user at a time: an expectation, which is released when it is reached, or a
@@ -112,7 +111,7 @@ public:
     std::shared_ptr<ImmCounter> make_counter(uint32_t imm) {
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);
-        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), turns_, trace_);
+        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_, turns_);
         return entry.counter;
     }
 
@@ -172,8 +171,8 @@ private:
         if (entries_[imm].early == 0) entries_.erase(imm);
     }
 
-    const std::shared_ptr<Turns> turns_;
     const std::shared_ptr<WaitTrace> trace_ = std::make_shared<WaitTrace>();
+    const std::shared_ptr<Turns> turns_;
     std::mutex mutex_;
     std::map<uint32_t, Entry> entries_;
     std::function<void(uint32_t)> callback_;
