@@ -99,6 +99,12 @@ public:
         });
         return outcome.get();
     }
+    // Their engines are to answer before the first transfer comes.
+    void meet(std::shared_ptr<Targets> targets) {
+        put([this, targets = std::move(targets)] {
+            if (!is_broken()) peers_->look_up(*targets);
+        });
+    }
     // A short write is posted here and now where the worker has a moment: it would cost a change of threads.
     void submit(std::shared_ptr<Transfer> transfer) {
         // Relaxed: one that is submitted as the recording begins may miss its own time, and gets the worker's.

@@ -42,8 +42,7 @@ public:
         transfer.queued =
             trace_.begin<TransferEvent::queued>(kTrack, at, transfer.number, transfer.pieces.size(), active_.size());
     }
-    void start(const std::shared_ptr<Transfer>& transfer, Peer& peer) {
-        transfer->peer = &peer;
+    void start(const std::shared_ptr<Transfer>& transfer) {
         earliest_ = std::min(earliest_, transfer->until);
         transfers_[transfer.get()] = transfer;
         active_.push_back(transfer);
@@ -65,7 +64,7 @@ public:
     // Takes a write that has ended.
     void take(Operation* operation, const std::string& error) {
         const auto transfer = transfers_.at(static_cast<Transfer*>(operation->owner));
-        Peer& peer = *transfer->peer;
+        Peer& peer = *transfer->targets->peers[operation->target];
         trace_.end_write(static_cast<uint32_t>(operation->index), operation->write, trace_.now());
         if (!transfer->is_reported) leave_window(operation->index);
         give_back(operation);
@@ -101,30 +100,31 @@ public:
             if (now < transfer->until) {
                 earliest_ = std::min(earliest_, transfer->until);
             } else {
-                give_up(transfer, "the time limit is over");
+                give_up(transfer, name_of(*transfer->targets), "the time limit is over");
             }
         }
     }
     // All to a peer that will not answer any more.
     void give_up_on(const Peer& peer, const std::string& why) {
-        for (const auto& transfer : all_that([&](const Transfer& one) { return one.peer == &peer; })) {
-            give_up(transfer, why);
+        for (const auto& transfer : all_that([&](const Transfer& one) { return one.targets->has(peer); })) {
+            give_up(transfer, peer.name, why);
         }
     }
     void give_up_on_all(const std::string& why) {
-        for (const auto& transfer : all_that([](const Transfer&) { return true; })) give_up(transfer, why);
+        for (const auto& transfer : all_that([](const Transfer&) { return true; })) {
+            give_up(transfer, name_of(*transfer->targets), why);
+        }
     }
     // Posts no more to memory of a peer.
     void fail_unposted(const Peer& peer, uint64_t region, const std::string& why) {
-        fail_those([&](const Transfer& one) { return one.peer == &peer && one.dst.region == region && one.has_more(); },
-                   why);
+        fail_those([&](const Transfer& one) { return one.targets->has(peer, region) && one.has_more(); }, why);
     }
     void fail_all_unposted(const std::string& why) {
         fail_those([](const Transfer& one) { return one.has_more(); }, why);
     }
 
     bool is_writing_to(const Peer& peer, uint64_t region) const {
-        return !all_that([&](const Transfer& one) { return one.peer == &peer && one.dst.region == region; }).empty();
+        return !all_that([&](const Transfer& one) { return one.targets->has(peer, region); }).empty();
     }
     bool is_reading(const MemoryRegion& region) const {
         return !all_that([&](const Transfer& one) { return one.src.get() == &region; }).empty();
@@ -157,17 +157,18 @@ private:
     bool post_one(const std::shared_ptr<Transfer>& transfer) {
         if (!transfer->has_more()) return false;
         const TransferPiece& piece = transfer->pieces[transfer->num_posted];
-        Peer& peer = *transfer->peer;
+        Peer& peer = *transfer->targets->peers[piece.target];
         if (under_way_[piece.domain] == kWindow || peer.num_under_way >= kPeerWindow * domains_.size()) return false;
-        const auto& way = transfer->dst.ways[piece.domain];
+        const auto& way = transfer->targets->ways[piece.target * domains_.size() + piece.domain];
         const MemoryRegion* src = transfer->src.get();
         Operation* operation = take_operation();
         operation->owner = transfer.get();
         operation->index = piece.domain;
+        operation->target = piece.target;
         const WritePiece write{src ? src->at + piece.src : nullptr,
                                piece.bytes,
                                src ? src->ways[piece.domain].local : nullptr,
-                               peer.at[piece.domain],
+                               way.at,
                                way.base + piece.dst,
                                way.key,
                                transfer->imm.has_value(),
@@ -193,32 +194,35 @@ private:
     void record_post(Transfer& transfer, const TransferPiece& piece, Operation& operation, uint64_t at) {
         if (transfer.num_posted == 0) trace_.end(EngineTrack::transfers, transfer.queued, at);
         constexpr uint64_t kMost = ~uint32_t{0};
-        const uint32_t peer = transfer.peer->number;
+        const uint32_t peer = transfer.targets->peers[piece.target]->number;
         operation.write = transfer.imm ? trace_.begin_write<TransferEvent::write_imm>(
                                              piece.domain, at, transfer.number, peer, *transfer.imm)
                                        : trace_.begin_write<TransferEvent::write>(
                                              piece.domain, at, transfer.number, peer, std::min(piece.bytes, kMost));
     }
 
+    static std::string name_of(const Targets& targets) {
+        const size_t count = targets.peers.size();
+        return count == 1 ? targets.peers[0]->name : "a group of " + std::to_string(count) + " peers";
+    }
     static void fail(const std::shared_ptr<Transfer>& transfer, Result result) {
         if (transfer->result.outcome == Outcome::done) transfer->result = std::move(result);
     }
     template <class Which>
     void fail_those(Which which, const std::string& why) {
         for (const auto& transfer : all_that(which)) {
-            fail(transfer, {Outcome::failed, "write to " + transfer->peer->name + ": " + why});
+            fail(transfer, {Outcome::failed, "write to " + name_of(*transfer->targets) + ": " + why});
             end_if_over(transfer);
         }
     }
-    void give_up(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
+    void give_up(const std::shared_ptr<Transfer>& transfer, const std::string& who, const std::string& why) {
         if (transfer->is_reported) return;
         const bool is_doubtful = transfer->num_ended < transfer->num_posted;
         fail(transfer, {Outcome::failed, ""});  // posts no more
         for (const auto& operation : operations_) {
             if (operation->owner == transfer.get()) leave_window(operation->index);
         }
-        transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed,
-                            "write to " + transfer->peer->name + ": " + why};
+        transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed, "write to " + who + ": " + why};
         report(transfer);
         if (!is_doubtful) transfers_.erase(transfer.get());
     }
