@@ -118,9 +118,7 @@ public:
 
     fi_addr_t insert(const DomainAddress& address) {
         fi_addr_t place = FI_ADDR_UNSPEC;
-        // The provider reads as many bytes as its own addresses have.
-        const bool is_whole = address.bytes.size() == address_.bytes.size();
-        if (!is_whole || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
+        if (!is_whole(address.bytes) || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
             throw std::runtime_error(net_.provider + ": not an address of this network");
         return place;
     }
@@ -175,6 +173,13 @@ public:
     }
 
 private:
+    // The provider reads as many bytes as its own addresses have, or up to the end of a text.
+    bool is_whole(const std::string& address) const {
+        if (info_->addr_format != FI_ADDR_STR) return address.size() == address_.bytes.size();
+        const std::string scheme = address_.bytes.substr(0, address_.bytes.find("://") + 3);
+        return address.starts_with(scheme) && address.find('\0') == address.size() - 1;
+    }
+
     template <class OnError>
     uint32_t take_error(OnError on_error) {
         fi_cq_err_entry error{};

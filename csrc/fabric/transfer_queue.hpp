@@ -105,6 +105,9 @@ public:
         fail_those([&](const Transfer& one) { return one.peer == &peer && one.dst.region == region && one.has_more(); },
                    why);
     }
+    void fail_unposted_to(const Peer& peer, const std::string& why) {
+        fail_those([&](const Transfer& one) { return one.peer == &peer && one.has_more(); }, why);
+    }
     void fail_all_unposted(const std::string& why) {
         fail_those([](const Transfer& one) { return one.has_more(); }, why);
     }
