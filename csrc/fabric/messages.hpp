@@ -22,6 +22,8 @@ enum class MessageKind : uint32_t {
     given_up,  // the engine regards the other one as dead
     revoke,    // a region is about to be unregistered
     revoked,   // nothing is under way to it any more, and nothing will be
+    ask_time,  // text: when it was asked; see clock_stamps.hpp
+    tell_time,
 };
 
 constexpr uint32_t kMessageMagic = 0x54'4b'46'31;  // "TKF1"

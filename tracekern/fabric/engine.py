@@ -266,7 +266,7 @@ class TransferEngine:
 
     def _track_names(self) -> list[str]:
         domains = [f"domain {idx} {net.provider} {net.source}".rstrip() for idx, net in enumerate(self.nets)]
-        return ["transfers", "arrivals", "waits", *domains]
+        return ["transfers", "arrivals", "waits", "clocks", *domains]
 
     # ---- memory ----
 
