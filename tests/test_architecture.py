@@ -38,7 +38,10 @@ ALLOWED_IMPORTS = {
     "tracekern.launcher": ("tracekern.launcher", "tracekern.comm", "tracekern.segment"),
     "tracekern.record": ("tracekern.record", "tracekern.comm", "tracekern.segment", "tracekern.dump", *_COMPILED),
     "tracekern.moe": ("tracekern.moe", "tracekern.record", "tracekern.comm", "tracekern.launcher", *_COMPILED),
-    "tracekern.fabric": ("tracekern.fabric", "tracekern.record", "tracekern.comm", *_COMPILED),
+    "tracekern.fabric": (
+        *("tracekern.fabric", "tracekern.record", "tracekern.comm", "tracekern.launcher"),
+        *_COMPILED,
+    ),
     "tracekern.timeline": ("tracekern.timeline", "tracekern.dump"),
     "tracekern.export": ("tracekern.export", "tracekern.timeline", "tracekern._C"),
     "tracekern.analysis": ("tracekern.analysis", "tracekern.timeline"),

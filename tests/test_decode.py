@@ -335,7 +335,7 @@ def test_a_dump_without_launches_decodes_to_nothing(tmp_path: Path):
             )
             for stored_when_it_opens in ("wait", "signal", "sync")
         ),
-        ({"channel": "token"}, "'name data|credit|count|barrier|group|grid key-fields'"),
+        ({"channel": "token"}, "'name data|credit|count|barrier|group|grid|immediate key-fields'"),
         ({"channel": "token data place"}, "channel key 'place' is no field"),
         ({"channel": "token credit slot initial=8"}, "initial=NUMBER stands before the key"),
     ],

@@ -30,7 +30,7 @@ from tracekern.timeline.model import (
 from tracekern.timeline.select import take_spans
 
 NUM_RANKS = 3
-JOINING = [kind for kind in ChannelKind if not kind.is_local]
+JOINING = [kind for kind in ChannelKind if kind.has_pairs]
 PEER, SLOT, LEVEL = Field("peer", 4), Field("slot", 12), Field("level", 39)
 
 

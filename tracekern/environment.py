@@ -14,7 +14,17 @@ from tracekern.errors import BadInput
 _PREFIX = "TRACEKERN_"
 NAMES = (
     *("CAPTURE", "CAPTURE_OPTIONS"),
-    *("GROUP_TIMEOUT_S", "KEEP_SEGMENT", "MOE_CAPTURE", "MOE_RUN", "NUM_RESIDENTS", "OUT", "RUN_ID"),
+    *(
+        "FABRIC_CAPTURE",
+        "FABRIC_RUN",
+        "GROUP_TIMEOUT_S",
+        "KEEP_SEGMENT",
+        "MOE_CAPTURE",
+        "MOE_RUN",
+        "NUM_RESIDENTS",
+        "OUT",
+        "RUN_ID",
+    ),
     *("SIMULATED_CLOCK", "STORE", "STORE_SOCKET"),
     *("BUILD_JOBS", "CUDA", "CUDA_ARCH", "EXTENSION", "NVCC_FLAGS", "WERROR"),
     *("ALL_KERNELS", "ATTACKED", "BENCHMARK", "BENCHMARK_OPTIONS", "PLANTED_TREE", "RANDOM_CASES", "RESIDENT_OPTIONS"),

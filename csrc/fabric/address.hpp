@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -29,10 +30,29 @@ struct MemoryRegionDescriptor {
 
         bool operator==(const Way&) const = default;
     };
+    // Shared by all copies: each transfer has one.
+    class Ways {
+    public:
+        void push_back(Way way) {
+            auto longer = std::make_shared<std::vector<Way>>(*ways_);
+            longer->push_back(std::move(way));
+            ways_ = std::move(longer);
+        }
+        size_t size() const { return ways_->size(); }
+        const Way& operator[](size_t domain) const { return (*ways_)[domain]; }
+        auto begin() const { return ways_->begin(); }
+        auto end() const { return ways_->end(); }
+        bool operator==(const Ways& other) const { return *ways_ == *other.ways_; }
+
+    private:
+        using Shared = std::shared_ptr<const std::vector<Way>>;
+        inline static const Shared kNone = std::make_shared<const std::vector<Way>>();
+        Shared ways_ = kNone;
+    };
     uint64_t engine;  // who it belongs to: another one in each process and each start
     uint64_t region;  // of the engine, counted from 1
     uint64_t bytes;
-    std::vector<Way> ways;  // one a domain
+    Ways ways;  // one a domain
 
     bool operator==(const MemoryRegionDescriptor&) const = default;
 };

@@ -9,10 +9,12 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "fabric/address.hpp"
 #include "fabric/nets.hpp"
+#include "fabric/trace.hpp"
 
 namespace tracekern {
 
@@ -21,7 +23,9 @@ struct Operation {
     fi_context2 context;
     void* owner;      // the transfer that it is part of
     uint64_t index;   // its domain; of a message its buffer
+    uint32_t target;  // of the transfer
     Operation* next;  // in the pool
+    RecordedSpan write;
 };
 
 // Memory as one domain knows it.
@@ -54,9 +58,14 @@ public:
         require(fi_domain(fabric_, info_, &domain_, nullptr), "open the domain");
         fi_cq_attr queue{};
         queue.format = FI_CQ_FORMAT_DATA;
-        queue.wait_obj = FI_WAIT_NONE;
+        queue.wait_obj = FI_WAIT_FD;
         queue.size = 8192;
-        require(fi_cq_open(domain_, &queue, &completions_, nullptr), "open the completion queue");
+        if (fi_cq_open(domain_, &queue, &completions_, nullptr) != 0) {
+            queue.wait_obj = FI_WAIT_NONE;  // shm has none
+            require(fi_cq_open(domain_, &queue, &completions_, nullptr), "open the completion queue");
+        }
+        if (queue.wait_obj == FI_WAIT_FD)
+            require(fi_control(&completions_->fid, FI_GETWAIT, &descriptor_), "ask for the descriptor");
         fi_av_attr addresses{};
         addresses.type = FI_AV_TABLE;
         require(fi_av_open(domain_, &addresses, &addresses_, nullptr), "open the address table");
@@ -100,6 +109,23 @@ public:
         return text;
     }
 
+    // libfabric's shm (2.5) takes no answers from an endpoint of the same process that it has written to: it looks up
+    // its own memory as that one has mapped it, which is then unknown, and the process ends.
+    bool takes_no_answer(const DomainAddress& peer) const {
+        // fi_shm://PID:DOMAIN:ENDPOINT
+        const auto process = [](const DomainAddress& address) {
+            return address.bytes.substr(0, address.bytes.find(':', 9));
+        };
+        return net_.provider == "shm" && process(peer) == process(address_);
+    }
+    // Can be read from when something may have come; -1: the provider has none.
+    int descriptor() const { return descriptor_; }
+    // The descriptor will tell. False: ask the completion queue first.
+    bool may_sleep() {
+        fid* queue = &completions_->fid;
+        return fi_trywait(fabric_, &queue, 1) == 0;
+    }
+
     // key: what the provider takes where it does not choose one itself.
     DomainMemory register_memory(void* at, uint64_t bytes, uint64_t key) {
         constexpr uint64_t kAccess = FI_SEND | FI_RECV | FI_WRITE | FI_REMOTE_WRITE;
@@ -116,10 +142,13 @@ public:
         memory = {};
     }
 
+    // Each address once, however often it comes.
     fi_addr_t insert(const DomainAddress& address) {
+        if (const auto known = places_.find(address.bytes); known != places_.end()) return known->second;
         fi_addr_t place = FI_ADDR_UNSPEC;
-        if (!is_whole(address.bytes) || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
+        if (!is_whole(address) || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
             throw std::runtime_error(net_.provider + ": not an address of this network");
+        places_[address.bytes] = place;
         return place;
     }
 
@@ -173,11 +202,17 @@ public:
     }
 
 private:
-    // The provider reads as many bytes as its own addresses have, or up to the end of a text.
-    bool is_whole(const std::string& address) const {
-        if (info_->addr_format != FI_ADDR_STR) return address.size() == address_.bytes.size();
-        const std::string scheme = address_.bytes.substr(0, address_.bytes.find("://") + 3);
-        return address.starts_with(scheme) && address.find('\0') == address.size() - 1;
+    // A provider reads up to the end of a text, or else as many bytes as its own addresses have; tcp takes no address
+    // any more after the first one had an unknown family.
+    bool is_whole(const DomainAddress& address) const {
+        const std::string& bytes = address.bytes;
+        if (info_->addr_format == FI_ADDR_STR) {
+            const std::string scheme = address_.bytes.substr(0, address_.bytes.find("://") + 3);
+            return bytes.starts_with(scheme) && bytes.find('\0') == bytes.size() - 1;
+        }
+        constexpr size_t kFamily = sizeof(sa_family_t);
+        if (has_socket_addresses() && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
+        return bytes.size() == address_.bytes.size();
     }
 
     template <class OnError>
@@ -198,7 +233,9 @@ private:
     fid_cq* completions_ = nullptr;
     fid_av* addresses_ = nullptr;
     fid_ep* endpoint_ = nullptr;
+    int descriptor_ = -1;
     DomainAddress address_;
+    std::unordered_map<std::string, fi_addr_t> places_;  // of peers, by address
 };
 
 }  // namespace tracekern

@@ -26,7 +26,9 @@
 #include "fabric/peers.hpp"
 #include "fabric/queue.hpp"
 #include "fabric/revocations.hpp"
+#include "fabric/shuffle.hpp"
 #include "fabric/transfer_queue.hpp"
+#include "fabric/turns.hpp"
 
 namespace tracekern {
 
@@ -43,14 +45,16 @@ public:
                 uint64_t engine,
                 PeerLimits limits,
                 CallbackThread& callbacks,
-                ImmCounters& imms)
+                ImmCounters& imms,
+                Turns& turns)
         : library_(library),
           nets_(std::move(nets)),
           pin_cpu_(pin_cpu),
           engine_(engine),
           limits_(limits),
           callbacks_(callbacks),
-          imms_(imms) {
+          imms_(imms),
+          turns_(turns) {
         std::promise<void> opened;
         auto is_open = opened.get_future();
         worker_ = std::thread([&] { run(opened); });
@@ -63,7 +67,8 @@ public:
     }
     DomainGroup(const DomainGroup&) = delete;
     ~DomainGroup() {
-        is_stopping_.store(true, std::memory_order_release);
+        is_stopping_.store(true, std::memory_order_seq_cst);
+        turns_.wake();
         if (worker_.joinable()) worker_.join();
     }
 
@@ -83,7 +88,7 @@ public:
     std::string unregister_memory(const std::shared_ptr<MemoryRegion>& region, std::chrono::nanoseconds limit) {
         const auto freed = std::make_shared<std::promise<std::string>>();
         auto outcome = freed->get_future();
-        requests_.put([this, region, limit, freed] {
+        put([this, region, limit, freed] {
             if (is_broken()) return freed->set_value("");
             region->is_revoked = true;
             revocations_->start(
@@ -94,19 +99,26 @@ public:
         });
         return outcome.get();
     }
-    void submit(std::shared_ptr<Transfer> transfer) {
-        requests_.put([this, transfer = std::move(transfer)] {
-            if (!is_broken()) return peers_->start(transfer);
-            transfers_->end(transfer, {Outcome::failed, broken_});
+    // Their engines are to answer before the first transfer comes.
+    void meet(std::shared_ptr<Targets> targets) {
+        put([this, targets = std::move(targets)] {
+            if (!is_broken()) peers_->look_up(*targets);
         });
     }
+    // A short write is posted here and now where the worker has a moment: it would cost a change of threads.
+    void submit(std::shared_ptr<Transfer> transfer) {
+        // Relaxed: one that is submitted as the recording begins may miss its own time, and gets the worker's.
+        if (is_recording_.load(std::memory_order_relaxed)) transfer->submitted = HostTrack::now();
+        if (transfer->is_short() && start_here(transfer)) return turns_.wake(Turns::Sleep::asleep);
+        put([this, transfer = std::move(transfer)] { start(transfer); });
+    }
     void cancel(uint64_t transfer) {
-        requests_.put([this, transfer] {
+        put([this, transfer] {
             if (!is_broken() && !peers_->cancel(transfer)) transfers_->cancel(transfer);
         });
     }
     void send(DomainAddress to, std::string payload, OnDone on_done) {
-        requests_.put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
+        put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
             const Mailbox::OnSent on_sent = [this, on_done](const std::string& error) mutable {
                 on_done.tell({error.empty() ? Outcome::done : Outcome::failed, error}, callbacks_);
             };
@@ -119,8 +131,23 @@ public:
             }
         });
     }
+    // The region has a track for each EngineTrack and domain.
+    void start_trace(const LaunchDescriptor& launch) {
+        call([&] {
+            trace_.start(launch, static_cast<uint32_t>(domains_.size()), engine_);
+            peers_->introduce_all();
+        });
+        is_recording_.store(true, std::memory_order_relaxed);
+    }
+    void stop_trace() {
+        is_recording_.store(false, std::memory_order_relaxed);
+        call([&] { trace_.stop(); }, true);
+    }
     void on_peer(OnPeer on_peer) {
         call([&] { on_peer_ = std::move(on_peer); });
+    }
+    void shuffle(uint32_t seed) {
+        call([&] { shuffle_.emplace(seed); });
     }
     void on_message(OnMessage on_message) {
         call([&] { on_message_ = std::move(on_message); });
@@ -130,13 +157,33 @@ private:
     // How long an engine that ends waits for writes of which none ends, and then for peers to stop theirs.
     static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1};
 
-    // Runs on the worker; throws here what it throws there.
-    void call(std::function<void()> what) {
+    void start(const std::shared_ptr<Transfer>& transfer) {
+        transfers_->admit(*transfer);
+        if (!is_broken()) return peers_->start(transfer);
+        transfers_->end(transfer, {Outcome::failed, broken_});
+    }
+    // False: the worker has no time, or other requests before this.
+    bool start_here(const std::shared_ptr<Transfer>& transfer) {
+        bool is_started = false;
+        turns_.try_between([&] {
+            if (requests_.has_new()) return;
+            safely([&] { start(transfer); });
+            is_started = true;
+            if (transfer->num_posted == 0) turns_.wake();
+        });
+        return is_started;
+    }
+    void put(std::function<void()> request) {
+        requests_.put(std::move(request));
+        turns_.wake();
+    }
+    // Runs between two turns; throws here what it throws there. even_broken: also where all is closed.
+    void call(std::function<void()> what, bool even_broken = false) {
         const auto done = std::make_shared<std::promise<void>>();  // the worker may use it for longer than the waiter
         auto is_done = done->get_future();
-        requests_.put([this, what = std::move(what), done] {
+        put([this, what = std::move(what), done, even_broken] {
             try {
-                if (is_broken()) throw std::runtime_error(broken_);
+                if (is_broken() && !even_broken) throw std::runtime_error(broken_);
                 what();
                 done->set_value();
             } catch (...) {
@@ -157,18 +204,35 @@ private:
             opened.set_exception(std::current_exception());
             return;
         }
-        bool is_over = false;
-        for (uint32_t idle_turns = 0; !is_over;) {
-            bool is_busy = false;
-            try {
-                is_over = take_turn(is_busy);
-            } catch (const std::exception& error) {
-                break_down(error.what());
-            }
-            idle_turns = is_busy ? 0 : idle_turns + 1;
-            if (idle_turns > kSpins) rest(idle_turns);
-        }
+        turns_.work([this] { return turn(); },
+                    [this] { return is_over_; },
+                    [this] { return may_sleep(); },
+                    [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
+                    descriptors_);
         close("the engine was stopped");
+    }
+
+    // What fails in a turn breaks the engine, whoever does the turn.
+    template <class What>
+    void safely(What what) {
+        try {
+            what();
+        } catch (const std::exception& error) {
+            break_down(error.what());
+        }
+    }
+    // Returns whether it found something to do.
+    bool turn() {
+        bool is_busy = false;
+        safely([&] { is_over_ = take_turn(is_busy); });
+        if (is_broken() && !is_over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing else can
+        return is_busy;
+    }
+    bool may_sleep() const {
+        for (const auto& domain : domains_) {
+            if (!domain->may_sleep()) return false;
+        }
+        return true;
     }
 
     // Returns whether it was the last.
@@ -182,13 +246,13 @@ private:
         is_busy |= mailbox_->send_more();
         is_busy |= transfers_->post_more();
         for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
-        look_around();
+        look_around(is_busy);
         return is_stopping && finish(is_busy);
     }
 
     // At peers, deadlines, and memory that is taken back: many times a second, but not in every turn.
-    void look_around() {
-        if (++num_turns_ % 64 != 0) return;
+    void look_around(bool is_busy) {
+        if (++num_turns_ % 64 != 0 && is_busy) return;  // a look at the clock costs time
         const auto now = std::chrono::steady_clock::now();
         if (now < next_look_) return;
         next_look_ = now + std::chrono::milliseconds(5);
@@ -221,12 +285,14 @@ private:
             domains_.push_back(std::make_unique<Domain>(library_, net));
             addresses_.push_back(domains_.back()->address());
         }
+        for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
+        if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
         mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], limits_.connect);
-        transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_);
+        transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
                                  [this](const Peer& peer) { tell(peer.why); },
                                  [this](const std::string& warning) { tell(warning); }};
-        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, limits_, *mailbox_, *transfers_, hooks);
+        peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, limits_, *mailbox_, *transfers_, trace_, hooks);
         revocations_ = std::make_unique<Revocations>(*peers_, *transfers_);
     }
     // Endpoints come first: after them nobody reads or writes memory, whatever was posted, and users can be told.
@@ -270,24 +336,27 @@ private:
         return is_ours ? "" : "the descriptor is not the one that this engine gave out";
     }
 
-    // A worker that finds nothing to do for long lets others have the core.
-    static constexpr uint32_t kSpins = 2000;
-    static void rest(uint32_t idle_turns) {
-        if (idle_turns < 2 * kSpins) {
-            sched_yield();
-        } else {
-            std::this_thread::sleep_for(std::chrono::microseconds(50));
-        }
-    }
-
     bool poll(uint32_t domain) {
         const auto on_imm = [&](uint32_t imm, fi_addr_t source) {
-            peers_->count_imm(domain, source);
-            if (auto reached = imms_.add(imm)) callbacks_.put(std::move(reached));
+            if (!shuffle_) return count(domain, imm, source);
+            shuffle_->hold([=, this] { count(domain, imm, source); });
         };
-        const auto on_done = [&](Operation* operation, uint64_t bytes) { take(operation, bytes, ""); };
+        const auto on_done = [&](Operation* operation, uint64_t bytes) {
+            if (!shuffle_) return take(operation, bytes, "");
+            shuffle_->hold([=, this] { take(operation, bytes, ""); });
+        };
         const auto on_error = [&](Operation* operation, const std::string& error) { take(operation, 0, error); };
-        return domains_[domain]->poll(on_imm, on_done, on_error) != 0;
+        const bool is_busy = domains_[domain]->poll(on_imm, on_done, on_error) != 0;
+        return (shuffle_ && shuffle_->release()) || is_busy;
+    }
+    void count(uint32_t domain, uint32_t imm, fi_addr_t source) {
+        const uint64_t at = trace_.now();
+        peers_->count_imm(domain, source);
+        auto [number, reached] = imms_.add(imm);
+        trace_.mark<TransferEvent::arrival>(EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
+        if (!reached) return;
+        trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
+        callbacks_.put(std::move(reached));
     }
     void take(Operation* operation, uint64_t bytes, const std::string& error) {
         if (!operation) return;
@@ -306,10 +375,12 @@ private:
     const PeerLimits limits_;
     CallbackThread& callbacks_;
     ImmCounters& imms_;
+    Turns& turns_;
     Queue<std::function<void()>> requests_;
-    std::atomic<bool> is_stopping_ = false;
+    std::atomic<bool> is_stopping_ = false, is_recording_ = false;
 
-    // The worker's, but for addresses_, which stay as they are.
+    // Of the thread that does the turn, but for addresses_, which stay as they are.
+    WorkerTrace trace_;
     std::vector<DomainAddress> addresses_;
     std::unique_ptr<Mailbox> mailbox_;  // its buffers outlive the endpoints
     std::vector<std::unique_ptr<Domain>> domains_;
@@ -319,6 +390,9 @@ private:
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;  // that are open
     OnMessage on_message_;
     OnPeer on_peer_;
+    std::optional<Shuffle> shuffle_;
+    std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot
+    bool is_over_ = false;
     std::string broken_;  // why; all is closed then
     uint64_t num_turns_ = 0;
     TimePoint next_look_;

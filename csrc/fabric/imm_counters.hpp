@@ -1,6 +1,7 @@
 // Counts of immediates: how a receiver learns that writes have arrived, in whatever order they did.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -13,41 +14,73 @@
 #include <string>
 #include <utility>
 
+#include "fabric/trace.hpp"
+#include "fabric/turns.hpp"
+
 namespace tracekern {
 
 // Counts one immediate for as long as it lives: early arrivals are kept, and what is more than was waited for stays for
 // the next wait.
 class ImmCounter {
 public:
-    explicit ImmCounter(uint32_t imm, uint64_t early) : imm_(imm), count_(early) {}
+    ImmCounter(uint32_t imm, uint64_t early, std::shared_ptr<WaitTrace> trace, std::shared_ptr<Turns> turns)
+        : imm_(imm), trace_(std::move(trace)), turns_(std::move(turns)), arrived_(early) {}
 
     uint32_t imm() const { return imm_; }
+    // Arrivals that no wait has taken. Those taken are read first: they are never more.
     uint64_t count() const {
-        const std::lock_guard lock(mutex_);
-        return count_;
+        const uint64_t taken = taken_.load(std::memory_order_acquire);
+        return arrived_.load(std::memory_order_acquire) - taken;
     }
 
-    // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit.
+    // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit. Does
+    // the worker's turns for a while, then blocks.
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
-        std::unique_lock lock(mutex_);
-        if (!arrived_.wait_for(lock, limit, [&] { return count_ >= count; })) return false;
-        count_ -= count;
+        const RecordedSpan span = trace_->begin(imm_, taken_.load(std::memory_order_relaxed) + count);
+        const auto take = [&] { return try_take(count); };
+        if (!turns_->wait(take, limit) && !block(take, limit)) return false;
+        trace_->end(span);
         return true;
     }
 
-    void add_one() {
-        {
-            const std::lock_guard lock(mutex_);
-            ++count_;
+    // Returns how many have arrived, with this one.
+    uint64_t add_one() {
+        const uint64_t number = arrived_.fetch_add(1, std::memory_order_seq_cst) + 1;
+        if (num_blocked_.load(std::memory_order_seq_cst) != 0) {
+            mutex_.lock();  // who has not found it blocks before this
+            mutex_.unlock();
+            changed_.notify_all();
         }
-        arrived_.notify_all();
+        return number;
     }
 
 private:
+    template <class Take>
+    bool block(Take take, std::chrono::nanoseconds limit) {
+        std::unique_lock lock(mutex_);
+        // Sequentially consistent, as in add_one(): of this add and the look at num_blocked_ there, or of the add there
+        // and the look at arrived_ here, one comes first. Either that sees who blocks, or this sees the arrival.
+        num_blocked_.fetch_add(1, std::memory_order_seq_cst);
+        const bool has_come = changed_.wait_for(lock, limit, take);
+        num_blocked_.fetch_sub(1, std::memory_order_relaxed);
+        return has_come;
+    }
+    // Who takes arrivals sees what the thread saw that counted them; sequentially consistent for block().
+    bool try_take(uint64_t count) {
+        uint64_t taken = taken_.load(std::memory_order_acquire);
+        while (arrived_.load(std::memory_order_seq_cst) - taken >= count) {
+            if (taken_.compare_exchange_weak(taken, taken + count, std::memory_order_acq_rel)) return true;
+        }
+        return false;
+    }
+
     const uint32_t imm_;
-    mutable std::mutex mutex_;
-    std::condition_variable arrived_;
-    uint64_t count_;  // that no wait has taken
+    const std::shared_ptr<WaitTrace> trace_;
+    const std::shared_ptr<Turns> turns_;
+    std::atomic<uint64_t> arrived_, taken_ = 0;  // taken by waits
+    std::atomic<uint32_t> num_blocked_ = 0;
+    std::mutex mutex_;
+    std::condition_variable changed_;
 };
 
 // Those of an engine. An immediate has one user at a time: an expectation, which is released when it is reached, or a
@@ -56,6 +89,9 @@ private:
 class ImmCounters {
 public:
     using Reached = std::function<void()>;
+
+    // turns: what a thread may do while it waits.
+    explicit ImmCounters(std::shared_ptr<Turns> turns) : turns_(std::move(turns)) {}
 
     // Calls reached() once, as soon as `count` have arrived, early ones included. Throws std::invalid_argument if the
     // immediate has a user.
@@ -75,7 +111,7 @@ public:
     std::shared_ptr<ImmCounter> make_counter(uint32_t imm) {
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);
-        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0));
+        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_, turns_);
         return entry.counter;
     }
 
@@ -95,27 +131,29 @@ public:
         callback_ = std::move(callback);
     }
 
-    // What has to be called now that one has arrived; nothing most of the time.
-    Reached add(uint32_t imm) {
+    WaitTrace& trace() { return *trace_; }
+
+    // (how many have come for its user, what has to be called now that one has arrived: nothing most of the time)
+    std::pair<uint64_t, Reached> add(uint32_t imm) {
         const std::lock_guard lock(mutex_);
         const auto found = entries_.find(imm);
-        if (found == entries_.end() && callback_) return [callback = callback_, imm] { callback(imm); };
+        if (found == entries_.end() && callback_) return {0, [callback = callback_, imm] { callback(imm); }};
         Entry& entry = found == entries_.end() ? entries_[imm] : found->second;
-        if (entry.counter) {
-            entry.counter->add_one();
-        } else if (!entry.reached) {
+        if (entry.counter) return {entry.counter->add_one(), {}};
+        const uint64_t number = ++entry.arrived;
+        if (!entry.reached) {
             ++entry.early;
         } else if (--entry.wanted == 0) {
             Reached reached = std::move(entry.reached);
             entries_.erase(imm);
-            return reached;
+            return {number, std::move(reached)};
         }
-        return {};
+        return {number, {}};
     }
 
 private:
     struct Entry {
-        uint64_t early = 0;
+        uint64_t arrived = 0, early = 0;
         uint64_t wanted = 0;
         Reached reached;
         std::shared_ptr<ImmCounter> counter;
@@ -133,6 +171,8 @@ private:
         if (entries_[imm].early == 0) entries_.erase(imm);
     }
 
+    const std::shared_ptr<WaitTrace> trace_ = std::make_shared<WaitTrace>();
+    const std::shared_ptr<Turns> turns_;
     std::mutex mutex_;
     std::map<uint32_t, Entry> entries_;
     std::function<void(uint32_t)> callback_;

@@ -24,10 +24,12 @@ struct RemoteRegion {
 struct Peer {
     enum class State { connecting, ready, dead };
     uint64_t engine = 0;
+    uint32_t number = 0;  // on record
     State state = State::connecting;
     std::string name;           // for people
     std::vector<fi_addr_t> at;  // one a domain
     std::string why;            // dead
+    std::string no_writes;      // why nothing can be written to it
     bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
     bool is_leaving = false;    // dead: waits for what is under way to it, and for a goodbye
     bool is_told_goodbye = false;

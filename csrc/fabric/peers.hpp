@@ -41,6 +41,7 @@ public:
           PeerLimits limits,
           Mailbox& mailbox,
           TransferQueue& transfers,
+          WorkerTrace& trace,
           Hooks hooks)
         : engine_(engine),
           domains_(domains),
@@ -48,26 +49,51 @@ public:
           limits_(limits),
           mailbox_(mailbox),
           transfers_(transfers),
+          trace_(trace),
           hooks_(std::move(hooks)),
-          num_imms_(domains.size()) {}
+          num_imms_(domains.size()),
+          number_at_(domains.size()) {}
 
     std::map<uint64_t, Peer>& all() { return peers_; }
 
-    // Starts a transfer once its peer says that the memory can be used.
+    // Starts a transfer once all its peers say that the memory can be used.
     void start(const std::shared_ptr<Transfer>& transfer) {
-        Peer& peer = meet(transfer->dst);
-        if (peer.state == Peer::State::dead) return refuse(transfer, peer.why);
-        const auto [found, is_new] = peer.regions.try_emplace(transfer->dst.region);
-        RemoteRegion& region = found->second;
-        if (is_new) {
-            region.descriptor = transfer->dst;
-            ask(peer, region);
-        } else if (!(region.descriptor == transfer->dst)) {
-            return refuse(transfer, "the descriptor is not the one that " + peer.name + " gave out");
+        if (transfer->targets->looked_up != num_changes_) {
+            const auto [why, asked] = look_up(*transfer->targets);
+            if (!why.empty()) return refuse(transfer, why);
+            if (asked) return asked->waiting.push_back(transfer);
         }
-        if (region.state == RemoteRegion::State::usable) return transfers_.start(transfer, peer);
-        if (region.state == RemoteRegion::State::revoked) return refuse(transfer, peer.name + ": " + kUnregistered);
-        region.waiting.push_back(transfer);
+        transfers_.start(transfer);
+    }
+    // Asks for what it has not asked for. Returns why some of it cannot be used, or something that was not answered
+    // yet.
+    std::pair<std::string, RemoteRegion*> look_up(Targets& targets) {
+        RemoteRegion* asked = nullptr;
+        std::vector<Peer*> peers;
+        std::vector<Targets::Way> ways;
+        for (const auto& memory : targets.memory) {
+            Peer& peer = meet(memory);
+            if (peer.state == Peer::State::dead) return {peer.why, nullptr};
+            if (!peer.no_writes.empty()) return {peer.no_writes, nullptr};
+            const auto [found, is_new] = peer.regions.try_emplace(memory.region);
+            RemoteRegion& region = found->second;
+            if (is_new) {
+                region.descriptor = memory;
+                ask(peer, region);
+            } else if (!(region.descriptor == memory)) {
+                return {"the descriptor is not the one that " + peer.name + " gave out", nullptr};
+            }
+            if (region.state == RemoteRegion::State::revoked) return {peer.name + ": " + kUnregistered, nullptr};
+            if (region.state == RemoteRegion::State::asked) asked = &region;
+            peers.push_back(&peer);
+            for (size_t i = 0; i < peer.at.size(); ++i)
+                ways.push_back({peer.at[i], memory.ways[i].base, memory.ways[i].key});
+        }
+        if (asked) return {"", asked};
+        targets.peers = std::move(peers);
+        targets.ways = std::move(ways);
+        targets.looked_up = num_changes_;
+        return {"", nullptr};
     }
 
     // Ends one that waits for an answer of its peer; false: there is none.
@@ -126,6 +152,16 @@ public:
         }
     }
 
+    // Tells a recording that has begun who is who.
+    void introduce_all() const {
+        for (const auto& [engine, peer] : peers_) trace_.introduce(peer.number, engine);
+    }
+    // Of the peer at an address of a domain, on record; kNobody where it is not known.
+    uint32_t number_at(uint32_t domain, fi_addr_t address) const {
+        const auto& numbers = number_at_[domain];
+        return address < numbers.size() ? numbers[address] : kNobody;
+    }
+
     void look(TimePoint now) {
         for (auto& [engine, peer] : peers_) {
             if (peer.is_leaving) see_off(peer, now);
@@ -164,7 +200,11 @@ public:
 private:
     static constexpr fi_addr_t kMaxCounted = 1 << 20;
     static constexpr uint32_t kPings = 4;  // within the limit
+    static constexpr uint32_t kNobody = ~0u;
     static constexpr char kUnregistered[] = "the memory was unregistered";
+    static constexpr char kOneDirection[] =
+        "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
+        "direction only; use tcp";
 
     void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
         transfers_.end(transfer, {Outcome::failed, why});
@@ -193,7 +233,15 @@ private:
     }
     void introduce(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
         peer.engine = engine;
-        for (size_t i = 0; i < addresses.size(); ++i) peer.at.push_back(domains_.at(i)->insert(addresses[i]));
+        peer.number = static_cast<uint32_t>(peers_.size());
+        trace_.introduce(peer.number, engine);
+        for (size_t i = 0; i < addresses.size(); ++i) {
+            const fi_addr_t at = domains_.at(i)->insert(addresses[i]);
+            peer.at.push_back(at);
+            auto& numbers = number_at_[i];
+            if (numbers.size() <= at) numbers.resize(at + 1, kNobody);
+            numbers[at] = peer.number;
+        }
         peer.first_imm.assign(peer.at.size(), 0);
         peer.first_imm = counts_of(peer);
         peer.liveness = Liveness(*domains_[0], addresses[0]);
@@ -223,6 +271,10 @@ private:
         Peer& peer = peers_[hello.engine];
         if (peer.at.empty()) introduce(peer, hello.engine, hello.addresses);
         if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
+        if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
+            peer.no_writes = kOneDirection;
+            for (auto& [number, region] : peer.regions) fail_waiting(region, peer.no_writes);
+        }
         peer.state = Peer::State::ready;
         peer.is_heard = true;
         const std::string why = hooks_.check(unpack_descriptor(hello.text));
@@ -245,7 +297,7 @@ private:
         if (found == peer.regions.end() || found->second.state != RemoteRegion::State::asked) return;
         peer.state = Peer::State::ready;
         found->second.state = RemoteRegion::State::usable;
-        for (const auto& transfer : std::exchange(found->second.waiting, {})) transfers_.start(transfer, peer);
+        for (const auto& transfer : std::exchange(found->second.waiting, {})) start(transfer);
     }
     // Nothing is kept of it: the next transfer asks again.
     void refuse_region(Peer& peer, uint64_t number, const std::string& why) {
@@ -258,6 +310,7 @@ private:
     // ---- memory that its owner takes back ----
 
     void revoke(Peer& peer, uint64_t number) {
+        ++num_changes_;
         RemoteRegion& region = peer.regions[number];
         region.state = RemoteRegion::State::revoked;
         fail_waiting(region, peer.name + ": " + kUnregistered);
@@ -327,6 +380,7 @@ private:
     }
     void set_dead(Peer& peer, const std::string& what) {
         if (peer.state == Peer::State::dead) return;
+        ++num_changes_;
         peer.state = Peer::State::dead;
         peer.why = peer.name + " is dead: " + what;
         for (auto& [number, region] : std::exchange(peer.regions, {})) fail_waiting(region, peer.why);
@@ -394,9 +448,12 @@ private:
     const PeerLimits limits_;
     Mailbox& mailbox_;
     TransferQueue& transfers_;
+    WorkerTrace& trace_;
     const Hooks hooks_;
-    std::map<uint64_t, Peer> peers_;               // by engine; none is ever taken out, transfers point to them
-    std::vector<std::vector<uint64_t>> num_imms_;  // of each domain, by the source's address
+    std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
+    std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address
+    std::vector<std::vector<uint32_t>> number_at_;  // the same
+    uint64_t num_changes_ = 1;                      // of memory that could be used
 };
 
 }  // namespace tracekern

@@ -5,6 +5,7 @@
 // until the provider has given all of its writes back.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <string>
@@ -23,14 +24,25 @@ class TransferQueue {
 public:
     TransferQueue(const FabricLibrary& library,
                   const std::vector<std::unique_ptr<Domain>>& domains,
-                  CallbackThread& callbacks)
-        : library_(library), domains_(domains), callbacks_(callbacks), under_way_(domains.size(), 0) {}
+                  CallbackThread& callbacks,
+                  WorkerTrace& trace)
+        : library_(library), domains_(domains), callbacks_(callbacks), trace_(trace), under_way_(domains.size(), 0) {}
 
     // Writes that are waited for: not those of transfers that have ended for their user.
     uint64_t num_under_way() const { return num_under_way_; }
 
-    void start(const std::shared_ptr<Transfer>& transfer, Peer& peer) {
-        transfer->peer = &peer;
+    // It is queued from now on, whether its peer is known or not.
+    void admit(Transfer& transfer) {
+        if (!trace_.is_on()) return;
+        const uint64_t at = transfer.submitted ? transfer.submitted : trace_.now();
+        constexpr EngineTrack kTrack = EngineTrack::transfers;
+        uint64_t bytes = 0;
+        for (const TransferPiece& piece : transfer.pieces) bytes += piece.bytes;
+        transfer.whole = trace_.begin<TransferEvent::transfer>(kTrack, at, transfer.number, bytes);
+        transfer.queued =
+            trace_.begin<TransferEvent::queued>(kTrack, at, transfer.number, transfer.pieces.size(), active_.size());
+    }
+    void start(const std::shared_ptr<Transfer>& transfer) {
         earliest_ = std::min(earliest_, transfer->until);
         transfers_[transfer.get()] = transfer;
         active_.push_back(transfer);
@@ -52,7 +64,8 @@ public:
     // Takes a write that has ended.
     void take(Operation* operation, const std::string& error) {
         const auto transfer = transfers_.at(static_cast<Transfer*>(operation->owner));
-        Peer& peer = *transfer->peer;
+        Peer& peer = *transfer->targets->peers[operation->target];
+        trace_.end_write(static_cast<uint32_t>(operation->index), operation->write, trace_.now());
         if (!transfer->is_reported) leave_window(operation->index);
         give_back(operation);
         --peer.num_under_way;
@@ -87,33 +100,34 @@ public:
             if (now < transfer->until) {
                 earliest_ = std::min(earliest_, transfer->until);
             } else {
-                give_up(transfer, "the time limit is over");
+                give_up(transfer, name_of(*transfer->targets), "the time limit is over");
             }
         }
     }
     // All to a peer that will not answer any more.
     void give_up_on(const Peer& peer, const std::string& why) {
-        for (const auto& transfer : all_that([&](const Transfer& one) { return one.peer == &peer; })) {
-            give_up(transfer, why);
+        for (const auto& transfer : all_that([&](const Transfer& one) { return one.targets->has(peer); })) {
+            give_up(transfer, peer.name, why);
         }
     }
     void give_up_on_all(const std::string& why) {
-        for (const auto& transfer : all_that([](const Transfer&) { return true; })) give_up(transfer, why);
+        for (const auto& transfer : all_that([](const Transfer&) { return true; })) {
+            give_up(transfer, name_of(*transfer->targets), why);
+        }
     }
     // Posts no more to memory of a peer.
     void fail_unposted(const Peer& peer, uint64_t region, const std::string& why) {
-        fail_those([&](const Transfer& one) { return one.peer == &peer && one.dst.region == region && one.has_more(); },
-                   why);
+        fail_those([&](const Transfer& one) { return one.targets->has(peer, region) && one.has_more(); }, why);
     }
     void fail_unposted_to(const Peer& peer, const std::string& why) {
-        fail_those([&](const Transfer& one) { return one.peer == &peer && one.has_more(); }, why);
+        fail_those([&](const Transfer& one) { return one.targets->has(peer) && one.has_more(); }, why);
     }
     void fail_all_unposted(const std::string& why) {
         fail_those([](const Transfer& one) { return one.has_more(); }, why);
     }
 
     bool is_writing_to(const Peer& peer, uint64_t region) const {
-        return !all_that([&](const Transfer& one) { return one.peer == &peer && one.dst.region == region; }).empty();
+        return !all_that([&](const Transfer& one) { return one.targets->has(peer, region); }).empty();
     }
     bool is_reading(const MemoryRegion& region) const {
         return !all_that([&](const Transfer& one) { return one.src.get() == &region; }).empty();
@@ -121,6 +135,12 @@ public:
 
     // Ends for its user a transfer that is not here, or not any more.
     void end(const std::shared_ptr<Transfer>& transfer, const Result& result) {
+        const uint64_t at = trace_.now();
+        trace_.end(EngineTrack::transfers, transfer->queued, at);  // one that was never posted
+        trace_.end(EngineTrack::transfers, transfer->whole, at);
+        if (result.outcome != Outcome::done) {
+            trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer->number);
+        }
         transfer->is_reported = true;
         transfer->on_done.tell(result, callbacks_);
     }
@@ -140,21 +160,23 @@ private:
     bool post_one(const std::shared_ptr<Transfer>& transfer) {
         if (!transfer->has_more()) return false;
         const TransferPiece& piece = transfer->pieces[transfer->num_posted];
-        Peer& peer = *transfer->peer;
+        Peer& peer = *transfer->targets->peers[piece.target];
         if (under_way_[piece.domain] == kWindow || peer.num_under_way >= kPeerWindow * domains_.size()) return false;
-        const auto& way = transfer->dst.ways[piece.domain];
+        const auto& way = transfer->targets->ways[piece.target * domains_.size() + piece.domain];
         const MemoryRegion* src = transfer->src.get();
         Operation* operation = take_operation();
         operation->owner = transfer.get();
         operation->index = piece.domain;
+        operation->target = piece.target;
         const WritePiece write{src ? src->at + piece.src : nullptr,
                                piece.bytes,
                                src ? src->ways[piece.domain].local : nullptr,
-                               peer.at[piece.domain],
+                               way.at,
                                way.base + piece.dst,
                                way.key,
                                transfer->imm.has_value(),
                                transfer->imm.value_or(0)};
+        const uint64_t at = trace_.now();
         const int64_t result = domains_[piece.domain]->post_write(write, operation);
         if (result != 0) {
             give_back(operation);
@@ -167,6 +189,7 @@ private:
             end_if_over(transfer);
             return false;
         }
+        if (trace_.is_on()) record_post(*transfer, piece, *operation, at);
         ++transfer->num_posted;
         ++peer.num_under_way;
         ++under_way_[piece.domain];
@@ -174,25 +197,38 @@ private:
         return true;
     }
 
+    void record_post(Transfer& transfer, const TransferPiece& piece, Operation& operation, uint64_t at) {
+        if (transfer.num_posted == 0) trace_.end(EngineTrack::transfers, transfer.queued, at);
+        constexpr uint64_t kMost = ~uint32_t{0};
+        const uint32_t peer = transfer.targets->peers[piece.target]->number;
+        operation.write = transfer.imm ? trace_.begin_write<TransferEvent::write_imm>(
+                                             piece.domain, at, transfer.number, peer, *transfer.imm)
+                                       : trace_.begin_write<TransferEvent::write>(
+                                             piece.domain, at, transfer.number, peer, std::min(piece.bytes, kMost));
+    }
+
+    static std::string name_of(const Targets& targets) {
+        const size_t count = targets.peers.size();
+        return count == 1 ? targets.peers[0]->name : "a group of " + std::to_string(count) + " peers";
+    }
     static void fail(const std::shared_ptr<Transfer>& transfer, Result result) {
         if (transfer->result.outcome == Outcome::done) transfer->result = std::move(result);
     }
     template <class Which>
     void fail_those(Which which, const std::string& why) {
         for (const auto& transfer : all_that(which)) {
-            fail(transfer, {Outcome::failed, "write to " + transfer->peer->name + ": " + why});
+            fail(transfer, {Outcome::failed, "write to " + name_of(*transfer->targets) + ": " + why});
             end_if_over(transfer);
         }
     }
-    void give_up(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
+    void give_up(const std::shared_ptr<Transfer>& transfer, const std::string& who, const std::string& why) {
         if (transfer->is_reported) return;
         const bool is_doubtful = transfer->num_ended < transfer->num_posted;
         fail(transfer, {Outcome::failed, ""});  // posts no more
         for (const auto& operation : operations_) {
             if (operation->owner == transfer.get()) leave_window(operation->index);
         }
-        transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed,
-                            "write to " + transfer->peer->name + ": " + why};
+        transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed, "write to " + who + ": " + why};
         report(transfer);
         if (!is_doubtful) transfers_.erase(transfer.get());
     }
@@ -234,6 +270,7 @@ private:
     const FabricLibrary& library_;
     const std::vector<std::unique_ptr<Domain>>& domains_;
     CallbackThread& callbacks_;
+    WorkerTrace& trace_;
     std::deque<std::shared_ptr<Transfer>> active_;  // that have writes left to post
     std::unordered_map<Transfer*, std::shared_ptr<Transfer>> transfers_;
     TimePoint earliest_ = TimePoint::max();  // no transfer's time is over before

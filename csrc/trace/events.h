@@ -13,8 +13,9 @@
 // other rank. A field of that name may stand at both sides, as what was expected and what came. A channel is "name kind
 // key-fields": a wait is joined to the signal of the same channel, key, epoch and launch partner. Kinds: `data` (one
 // signal), `count` and `credit` (a value of at least what was wanted), `barrier` (all signals of the key), `group` and
-// `grid` (warps meet, without a signal). In front of the keys may stand initial=NUMBER, of count and credit: what is
-// there before any signal; and tail=CHANNEL, of credit: the count of the same keys that says what its ring holds.
+// `grid` (warps meet, without a signal), `immediate` (writes that are counted where they arrive: csrc/fabric/events.h).
+// In front of the keys may stand initial=NUMBER, of count and credit: what is there before any signal; and
+// tail=CHANNEL, of credit: the count of the same keys that says what its ring holds.
 //
 // A seventh value is the level of detail, 1 where it is missing: a body of the kernel whose recorder has a lower one is
 // compiled without the event (trace/trace_choice.h).
@@ -128,7 +129,8 @@ constexpr bool is_channel(std::string_view channel, std::string_view begin_field
     take_word(channel);
     const std::string_view kind = take_word(channel);
     const bool has_levels = kind == "credit" || kind == "count";
-    if (!has_levels && kind != "data" && kind != "barrier" && kind != "group" && kind != "grid") return false;
+    if (!has_levels && kind != "data" && kind != "barrier" && kind != "group" && kind != "grid" && kind != "immediate")
+        return false;
     std::string_view key = take_word(channel);
     if (has_levels && is_initial(key)) key = take_word(channel);
     if (kind == "credit" && is_tail(key)) key = take_word(channel);
@@ -182,21 +184,22 @@ std::string describe_events() {
                            begin_fields,                                                   \
                            end_fields __VA_OPT__(, ) __VA_ARGS__},
 // A capture whose table cannot be read is lost: mistakes are found here.
-#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields, ...)                         \
-    static_assert(::tracekern::are_fields(begin_fields) && ::tracekern::are_fields(end_fields),                    \
-                  "the fields of " #name ": wanted \"name:bits name:bits ...\", of 1 to 55 bits");                 \
-    static_assert(::tracekern::is_channel(channel, begin_fields, end_fields),                                      \
-                  "the channel of " #name                                                                          \
-                  ": wanted \"\" or \"name kind key-fields\"; kind: data, count, credit, barrier, group or "       \
-                  "grid; keys: fields, of credit and count first initial=NUMBER where the count does not begin "   \
-                  "at 0, of credit then tail=CHANNEL where that counts what its ring holds");                      \
-    static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=       \
-                      ::tracekern::kPayloadBits,                                                                   \
-                  "the fields of " #name " need more than 55 bits together");                                      \
-    static_assert(                                                                                                 \
-        ::tracekern::EventClass::event_class == ::tracekern::EventClass::work ||                                   \
-            ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits - ::tracekern::kPayloadLowBits, \
-        "the end fields of " #name ", which is stored when it opens: wanted at most 32 bits");                     \
+#define TK_EVENT_CHECK(name, event_class, ends_at, channel, begin_fields, end_fields, ...)                          \
+    static_assert(::tracekern::are_fields(begin_fields) && ::tracekern::are_fields(end_fields),                     \
+                  "the fields of " #name ": wanted \"name:bits name:bits ...\", of 1 to 55 bits");                  \
+    static_assert(                                                                                                  \
+        ::tracekern::is_channel(channel, begin_fields, end_fields),                                                 \
+        "the channel of " #name                                                                                     \
+        ": wanted \"\" or \"name kind key-fields\"; kind: data, count, credit, barrier, group, "                    \
+        "grid or immediate; keys: fields, of credit and count first initial=NUMBER where the count does not begin " \
+        "at 0, of credit then tail=CHANNEL where that counts what its ring holds");                                 \
+    static_assert(::tracekern::total_field_bits(begin_fields) + ::tracekern::total_field_bits(end_fields) <=        \
+                      ::tracekern::kPayloadBits,                                                                    \
+                  "the fields of " #name " need more than 55 bits together");                                       \
+    static_assert(                                                                                                  \
+        ::tracekern::EventClass::event_class == ::tracekern::EventClass::work ||                                    \
+            ::tracekern::total_field_bits(end_fields) <= ::tracekern::kPayloadBits - ::tracekern::kPayloadLowBits,  \
+        "the end fields of " #name ", which is stored when it opens: wanted at most 32 bits");                      \
     static_assert(::tracekern::is_level(__VA_ARGS__), "the level of " #name ": wanted 1, 2 or 3");
 
 // Use at namespace scope. Each file has a table of its own: files of one program, and extensions of one process, may

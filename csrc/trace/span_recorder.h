@@ -92,8 +92,12 @@ public:
 
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {
+        mark_at<kEvent>(read_clock(), values...);
+    }
+    template <auto kEvent, class... Values>
+    TK_DEVICE void mark_at(uint64_t ticks, Values... values) {
         Open open = take<kEvent>(RecordKind::mark, detail::pack_fields<kEvent, false>(values...));
-        open.begin = low_units(read_clock());
+        open.begin = low_units(ticks);
         store(open, open.begin);
     }
 

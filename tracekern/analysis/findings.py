@@ -19,6 +19,7 @@ from tracekern.analysis.stages import StageTimes, stage_times
 from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
 from tracekern.analysis.time_shares import TimeShares, share_time
+from tracekern.analysis.transfers import TransferWaits, divide_transfer_waits
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.full_rings import DryRing, FullRing, find_dry_rings, find_full_rings
@@ -163,6 +164,11 @@ class Findings:
     def ring_fills(self) -> tuple[RingFill, ...]:
         """How full rings were, those first that held most of their slots on average."""
         return find_ring_fills(self.timeline, self.window)
+
+    @cached_property
+    def transfers(self) -> TransferWaits | None:
+        """The waits for immediates in the window, each with its parts; None without transfer engines."""
+        return divide_transfer_waits(self.in_window)
 
     @cached_property
     def graph(self) -> EventGraph:

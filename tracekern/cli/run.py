@@ -30,6 +30,7 @@ from tracekern.cli.output import (
     table,
     warnings_as_notes,
 )
+from tracekern.cli.run_fabric import fabric
 from tracekern.cli.salvage import note_dead_runs
 from tracekern.cli.stage_table import print_stages
 from tracekern.cli.sweep_table import print_sweep
@@ -49,9 +50,9 @@ class _Workloads(typer.core.TyperGroup):
         """Raises BadInput for an unknown workload, which is mostly the user's own program."""
         if self.get_command(context, words[0]) is None:
             raise BadInput(
-                f"run {words[0]}: no such workload, wanted moe; a program of your own opens tracekern.capture(...) "
-                "itself and is started as usual, by python or torchrun, or calls tracekern.launch() and is started by "
-                "tracekern record"
+                f"run {words[0]}: no such workload, wanted moe or fabric; a program of your own opens "
+                "tracekern.capture(...) itself and is started as usual, by python or torchrun, or calls "
+                "tracekern.launch() and is started by tracekern record"
             )
         return super().resolve_command(context, words)
 
@@ -62,6 +63,7 @@ app = typer.Typer(
     no_args_is_help=True,
     cls=_Workloads,
 )
+app.command(cls=Command, epilog="Example: tracekern run fabric --ranks 2 -o my-capture")(fabric)
 
 
 _Output = Annotated[
@@ -103,11 +105,6 @@ _HostDriven = Annotated[
         "each behind a barrier on the device. Without either: --device-driven on GPUs.",
     ),
 ]
-
-
-@app.callback()
-def _workloads() -> None:
-    """Keeps `moe` a subcommand, although it is the only one."""
 
 
 class _MoeCommand(Command):

@@ -18,11 +18,13 @@ from tracekern.formatting import whole_number
 EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
 CLASSES = ("work", "wait", "signal", "sync")
 LEVELS = ("1", "2", "3")
-CHANNEL_KINDS = ("data", "credit", "count", "barrier", "group", "grid")
+CHANNEL_KINDS = ("data", "credit", "count", "barrier", "group", "grid", "immediate")
 _INITIAL = "initial="
 """Comes before the number of what a channel of kind credit or count holds before any signal."""
 _TAIL = "tail="
 """Comes before the channel of kind count that says what the ring of a channel of kind credit holds."""
+_IMMEDIATE_FIELDS = {"signal": ("peer", "imm"), "wait": ("imm", "wanted"), "sync": ("peer", "imm", "number")}
+"""What is joined by on channels of kind immediate, by the class of the event."""
 _END_BITS = PAYLOAD_BITS - PAYLOAD_LOW_BITS
 """Most bits that the end fields of a wait, signal or sync may have: it is stored when it opens."""
 
@@ -72,6 +74,13 @@ def parse_event(where: str, event: dict[str, Any]) -> EventRow:
     end_fields = _parse_fields(where, event["end_fields"])
     names = [name for name, _ in begin_fields + end_fields]
     channel = _parse_channel(where, event["channel"], names) if event["channel"] else None
+    if channel and channel.kind == "immediate":
+        needs = _IMMEDIATE_FIELDS.get(event["class"], ())
+        if not needs or not {*needs} <= {name for name, _ in begin_fields}:
+            wanted = "; ".join(
+                f"{' '.join(fields)} at the begin of a {kind}" for kind, fields in _IMMEDIATE_FIELDS.items()
+            )
+            raise BadInput(f"{where}: channel of kind immediate, wanted {wanted}; fix the table")
     bytes_each, bytes_of = event.get("bytes", 0), event.get("bytes_of", "")
     sides = begin_fields, end_fields
     row = EventRow(event["name"], event["class"], event["ends_at"], channel, *sides, int(level), bytes_each, bytes_of)

@@ -91,6 +91,10 @@ ENTRY_IN_GRAPH = 4
 """The region is for the graph replay that its descriptor names; it is left out of the dump if none took it."""
 ENTRY_MIRRORED = 8
 """Recorded in device memory; the region in the arena is filled when the mirror is collected."""
+ENTRY_BY_HOST = 16
+"""No launch: its tracks are written by threads of the host, in CLOCK_REALTIME. A dump's `by_host` says so."""
+HOST_CLOCK = {"ticks_per_second": 10**9, "resolution_ticks": 32, "shift": 5}
+"""That of such tracks."""
 
 SPAN_RECORD = np.dtype([("end", "<u4"), ("payload_high", "<u4"), ("begin", "<u4"), ("word", "<u4")])
 """A span, or an instant; its times are low words of the clock in units of 2^shift ticks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Part:
 
 
 _LAUNCH_TEXTS = ("name", "key")
+_LAUNCH_OPTIONAL = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0, "waited_ns": 0, "key": "", "by_host": 0}
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class LaunchSection:
     """How long the host waited for the launch's region to be reserved."""
     key: str = ""
     """What the program calls the launch."""
+    by_host: int = 0
+    """1: no launch; threads of the host wrote its tracks, in CLOCK_REALTIME."""
 
     @staticmethod
     def entry_keys() -> list[str]:
@@ -121,6 +124,14 @@ class Dump:
     def max_ticks(self) -> int:
         """Any time beyond it on the rank's clock is damage."""
         return ranges.latest_ticks(self.metadata["clock"]["ticks_per_second"])
+
+    def part(self, by_host: bool) -> Dump:
+        """Returns a dump of the launches alone, or of the tracks alone that threads of the host wrote."""
+        launches = tuple(launch for launch in self.launches if launch.by_host == by_host)
+        if not by_host:
+            return replace(self, launches=launches)
+        about = {"clock": self.metadata["clock"] | fmt.HOST_CLOCK, "clock_samples": Part(0, 0).as_json()}
+        return replace(self, launches=launches, metadata=self.metadata | about)
 
     def clock_samples(self) -> npt.NDArray[Any]:
         """[n] CLOCK_SAMPLE."""
@@ -414,7 +425,7 @@ def _check_names(checker: _Checker, names: Any, what: str = "roles") -> None:
 
 def _launch(checker: _Checker, metadata: dict[str, Any], entry: Any) -> LaunchSection:
     values: dict[str, Any] = {"name": checker.get(entry, "name", str)}
-    entry = {"blocks_run": 0, "shared_tracks": 0, "host_ns": 0, "waited_ns": 0, "key": ""} | entry
+    entry = _LAUNCH_OPTIONAL | entry
     values["key"] = checker.get(entry, "key", str)
     for key in _LAUNCH_INTEGERS:
         value = entry.get(key)

@@ -125,16 +125,16 @@ def _longest(drawing: Drawing, choices: Sequence[Mask]) -> int:
 
 
 def _choices(drawing: Drawing) -> list[Mask]:
-    """Waits on device tracks, [num_spans] masks, the preferred ones first.
+    """Waits of kernels and engines, [num_spans] masks, the preferred ones first.
 
     Preferred is one that never ended, on a rank that lived to close its capture: what a kernel hung in. Then one that a
     signal released, first of all that of another rank: it has an arrow to follow. One of start-up comes last.
     """
     timeline = drawing.timeline
     is_wait = timeline.events_of(EventClass.WAIT)
-    is_device = timeline.tracks_of(TrackKind.DEVICE)
+    is_theirs = timeline.tracks_of(TrackKind.DEVICE) | timeline.tracks_of(TrackKind.ENGINE)
     spans = timeline.spans
-    chosen = is_wait[spans.event] & is_device[spans.track]
+    chosen = is_wait[spans.event] & is_theirs[spans.track]
     alive = {rank.rank for rank in timeline.ranks if rank.state != "salvaged"}
     is_alive = np.array([track.rank in alive for track in timeline.tracks] or [False])
     hung = chosen & (spans.end == OPEN_END)

@@ -2,8 +2,9 @@
 
 One root, which the UI opens by itself: its row says what must be known about the trace. Below it the ranks in order,
 each row holding the kernels of the rank's first stream, so that a closed rank still shows something. Below a rank its
-other streams, its Python threads, a closed group with its blocks, its counters and a closed group with the lanes of
-torch's profiler; below a block its warps. Plain rows, not processes: those come in any order.
+other streams, its Python threads, a group for each of its transfer engines, a closed group with its blocks, its
+counters and a closed group with the lanes of torch's profiler; below a block its warps. Plain rows, not processes:
+those come in any order.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tracekern.timeline.model import Timeline, Track, TrackKind
 
 _BLOCKS = "blocks"
 _TORCH = "torch profiler"
+_ENGINE = "transfer engine"
 ROOT_UUID = 1
 SHARED_SEQUENCE = 1  # of the packets that belong to no rank; rank i of the timeline has i + 2
 _LANES_PER_ROW = 1 << 6
@@ -94,14 +96,22 @@ def _lay_out_rank(
     rank_row = rows.of_rank[rank_number]
     sequence = rows.rows[rank_row].sequence
     in_order = sorted(members, key=lambda i: sort_key(tracks[i]))
-    above = [i for i in in_order if tracks[i].kind != TrackKind.DEVICE and not is_torch_lane(tracks[i])]
+    above = [
+        i for i in in_order if tracks[i].kind in (TrackKind.LAUNCH, TrackKind.HOST) and not is_torch_lane(tracks[i])
+    ]
     for order, track_idx in enumerate(above):
         is_first_stream = order == 0 and tracks[track_idx].kind == TrackKind.LAUNCH
         own_row = rank_row if is_first_stream else rows.add(tracks[track_idx].name, rank_row, order, sequence)
         rows.of_track[track_idx] = own_row
+    engines = sorted({tracks[i].stream for i in in_order if tracks[i].kind == TrackKind.ENGINE})
+    for number, engine in enumerate(engines):
+        own = [i for i in in_order if tracks[i].kind == TrackKind.ENGINE and tracks[i].stream == engine]
+        name = _ENGINE + (f" {number}" if len(engines) > 1 else "")
+        _lay_out_engine(rows, timeline, rows.add(name, rank_row, len(above) + number, sequence), own)
+    next_order = len(above) + len(engines)
     if on_device := [i for i in in_order if tracks[i].kind == TrackKind.DEVICE]:
-        _lay_out_blocks(rows, timeline, rows.add(_BLOCKS, rank_row, len(above), sequence), on_device)
-    below = len(above) + 1
+        _lay_out_blocks(rows, timeline, rows.add(_BLOCKS, rank_row, next_order, sequence), on_device)
+    below = next_order + 1
     for order, (counter_idx, counter) in enumerate(counters.items(), below):
         name = f"{counter.name} (peaks)" if counter.is_thinned else counter.name
         rows.of_counter[counter_idx] = rows.add(name, rank_row, order, SHARED_SEQUENCE, counter.unit)
@@ -109,6 +119,18 @@ def _lay_out_rank(
         group = rows.add(_TORCH, rank_row, below + len(counters), sequence)
         for order, track_idx in enumerate(lanes):
             rows.of_track[track_idx] = rows.add(tracks[track_idx].name, group, order, sequence)
+
+
+def _lay_out_engine(rows: Rows, timeline: Timeline, parent: int, members: list[int]) -> None:
+    """A row for each of its tracks; those that hold what overlaps are below it."""
+    row_of: dict[str, int] = {}
+    sequence = rows.rows[parent].sequence
+    for order, track_idx in enumerate(members):
+        track = timeline.tracks[track_idx]
+        name = rows.marked.get(track_idx, "") + track.name
+        row = rows.add(name, row_of.get(track.role, parent), order, sequence)
+        row_of.setdefault(track.role, row)
+        rows.of_track[track_idx] = row
 
 
 def _lay_out_blocks(rows: Rows, timeline: Timeline, parent: int, members: list[int]) -> None:
@@ -132,9 +154,9 @@ def _lay_out_blocks(rows: Rows, timeline: Timeline, parent: int, members: list[i
 
 
 def sort_key(track: Track) -> tuple[int, int, int, int, str]:
-    """The order of tracks below their rank: kernels, Python threads, blocks, lanes of torch's profiler."""
-    kind = {TrackKind.LAUNCH: 0, TrackKind.HOST: 1, TrackKind.DEVICE: 2}[track.kind]
-    return 3 if is_torch_lane(track) else kind, track.block, track.stream, track.warp, track.name
+    """The order of tracks below their rank: kernels, Python threads, engines, blocks, lanes of torch's profiler."""
+    kind = {TrackKind.LAUNCH: 0, TrackKind.HOST: 1, TrackKind.ENGINE: 2, TrackKind.DEVICE: 3}[track.kind]
+    return 4 if is_torch_lane(track) else kind, track.block, track.stream, track.warp, track.name
 
 
 def _used_tracks(timeline: Timeline) -> list[bool]:

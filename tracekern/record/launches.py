@@ -183,6 +183,22 @@ class Launches:
             flags=fmt.ENTRY_COUNTED_ONLY if counted_only else fmt.ENTRY_MIRRORED if mirrored else 0,
         )
 
+    def take_host_tracks(self, name: str, events: str, tracks: Sequence[str], records_per_track: int) -> int:
+        """Returns what LaunchHandle.descriptor is to a launch, for tracks that threads of the host write."""
+        check_name(name)
+        table = self._table(Kernel(name, 1, len(tracks), 0, events, tracks).as_key())
+        plan = LaunchPlan(
+            name=name,
+            num_blocks=1,
+            warps_per_block=len(tracks),
+            records_per_track=records_per_track,
+            blocks=range(1),
+            events=table.events_json,
+            roles=table.roles_json,
+            flags=fmt.ENTRY_BY_HOST,
+        )
+        return RegionQueue(self._segment, self._device, plan).take(0, 0)
+
     def read_counts(self, first_launch: int) -> dict[str, int]:
         """Reads the counts of launches from index `first_launch` on. Returns the records of the fullest track by name.
 

@@ -374,6 +374,18 @@ class Capture:
             return self._launches.count(kernel)
         return self._launches.take(kernel, epoch, ahead, key)
 
+    def host_tracks(self, name: str, events: str, tracks: Sequence[str], records_per_track: int) -> int:
+        """Reserves tracks that threads of this process write with a Recorder of format span, in CLOCK_REALTIME.
+
+        Returns the address of their LaunchDescriptor, as of a block with a warp for each; 0 without room. Who writes
+        them ends their Recorders before the capture closes. Raises BadInput outside the capture's `with` block.
+        """
+        with self._guard:
+            if self._is_ours(f"host_tracks({name!r})"):
+                with self._lock:
+                    return self._launches.take_host_tracks(name, events, tracks, records_per_track)
+        return 0
+
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
         """Makes a CUDA graph of what `run` launches on torch's current stream, in two instances: traced and untraced.
 

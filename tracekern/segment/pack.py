@@ -130,7 +130,8 @@ class _Packed:
     def optional(self) -> dict[str, Any]:
         """What is written unless it is 0 or empty."""
         key = self.entry["key"].decode(errors="replace")
-        return {"blocks_run": self.blocks_run, "shared_tracks": self.shared_tracks, "key": key}
+        by_host = int(bool(self.entry["flags"] & fmt.ENTRY_BY_HOST))
+        return {"blocks_run": self.blocks_run, "shared_tracks": self.shared_tracks, "key": key, "by_host": by_host}
 
     @property
     def num_records(self) -> int:

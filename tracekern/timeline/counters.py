@@ -36,8 +36,10 @@ def count_events(timeline: Timeline) -> tuple[Counter, ...]:
     it before; received is the end of the first wait it released. Signals without a wait on record, those that a clock
     error shows after their wait, and those between ranks whose clocks are not aligned, are left out.
     `<tail> ring fill`: slots of the rank's rings that were filled and not given back, of all rings of a channel.
+    Of engines: `transfers queued`, from their submission to their first write; `bytes under way`, from there to the
+    end of the transfer; `writes under way` in each domain.
     """
-    counters = [*_stalled(timeline), *_in_flight(timeline), *_ring_fill(timeline)]
+    counters = [*_stalled(timeline), *_in_flight(timeline), *_ring_fill(timeline), *_of_engines(timeline)]
     return tuple(sorted(counters, key=lambda counter: counter.rank))
 
 
@@ -100,6 +102,34 @@ def _ring_fill(timeline: Timeline) -> list[Counter]:
             own = steps.receiver == rank
             name = f"{steps.channel.tail} ring fill"
             counters.append(_accumulate(rank, name, "slots", steps.time[own], steps.change[own]))
+    return counters
+
+
+_QUEUED, _TRANSFER, _WRITES = "queued", "transfer", ("write", "write_imm")
+"""Events of csrc/fabric/events.h."""
+
+
+def _of_engines(timeline: Timeline) -> list[Counter]:
+    spans, ranks = timeline.spans, timeline.track_ranks()
+    is_engine = timeline.tracks_of(TrackKind.ENGINE)
+    rows = np.flatnonzero(is_engine[spans.track] & (spans.end != OPEN_END))
+    names = np.array([event.name for event in timeline.events] or [""])[spans.event[rows]]
+    roles = np.array([track.role for track in timeline.tracks] or [""])[spans.track[rows]]
+    counters = []
+    for rank in np.unique(ranks[spans.track[rows]]).tolist():
+        own = ranks[spans.track[rows]] == rank
+        queued, whole = rows[own & (names == _QUEUED)], rows[own & (names == _TRANSFER)]
+        if len(queued) and len(queued) == len(whole):  # each lies within its transfer, both in the order of tracks
+            counters.append(_make(rank, "transfers queued", "transfers", spans.start[queued], spans.end[queued]))
+            num_bytes = timeline.field(whole, "bytes")
+            times = np.concatenate([spans.end[queued], spans.end[whole]])
+            steps = np.concatenate([num_bytes, -num_bytes])
+            counters.append(_accumulate(rank, "bytes under way", "bytes", times, steps))
+        for domain in sorted(set(roles[own & np.isin(names, _WRITES)].tolist())):
+            writes = rows[own & (roles == domain)]
+            counters.append(
+                _make(rank, f"writes under way, {domain}", "writes", spans.start[writes], spans.end[writes])
+            )
     return counters
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tracekern.formatting import count as how_many
 from tracekern.formatting import duration
+from tracekern.timeline.immediates import join_immediates
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -44,7 +45,7 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
     `value` reaches the wait's `wanted`; none where the channel's initial value does. `barrier`: the last signal of the
     key to arrive, or all of them. Waits that never closed have no edge, nor have those of warps for each other.
     """
-    channels = {event.channel for event in timeline.events if event.channel and not event.channel.kind.is_local}
+    channels = {event.channel for event in timeline.events if event.channel and event.channel.kind.has_pairs}
     found: list[tuple[Int64, Int64]] = []
     problems: list[Problem] = []
     for channel in sorted(channels, key=lambda one: (one.name, one.kind.value, one.key)):
@@ -56,8 +57,9 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
         problems += _unmatched(timeline, ends, wait)
         problems += ends.duplicates(timeline)
         problems += _backwards(timeline, channel, signal, wait)
-    if not found:
-        return Flows(), ()
+    write, wait, unmatched = join_immediates(timeline)
+    found.append((write, wait))
+    problems += unmatched
     signal, wait = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.lexsort((signal, wait))
     return Flows(signal[order], wait[order]), tuple(problems)
@@ -71,7 +73,7 @@ def sent_signals(timeline: Timeline, waits: Int64) -> Int64:
     found = np.full(len(timeline.spans), -1, np.int64)
     channels = {timeline.events[idx].channel for idx in np.unique(timeline.spans.event[waits]).tolist()}
     for channel in channels:
-        if channel is None or channel.kind.is_local:
+        if channel is None or not channel.kind.has_pairs:
             continue
         signal, wait = _Ends.of(timeline, channel).join_open(timeline)
         found[wait] = signal

@@ -18,13 +18,14 @@ from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
 from tracekern.timeline.clocks.flows import step_problems, tighten_clocks
-from tracekern.timeline.clocks.host import relate_hosts, time_of_death
+from tracekern.timeline.clocks.host import apply_host, relate_hosts, time_of_death
 from tracekern.timeline.concatenate import concatenate
 from tracekern.timeline.damage import damaged_times
 from tracekern.timeline.decode.decoder import decode
+from tracekern.timeline.engine_peers import name_peers
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.host import HostLane, add_lanes, read_lanes
-from tracekern.timeline.model import LOSS_KINDS, OPEN_END, ClockFit, Problem, Timeline
+from tracekern.timeline.model import LOSS_KINDS, OPEN_END, ClockFit, Int32, Int64, Problem, Timeline, TrackKind
 
 _DECODE_THREADS = 2
 _DUMPS = "rank_*.tkdump"
@@ -152,22 +153,32 @@ def _fit_clocks(pieces: Sequence[Timeline], samples: npt.NDArray[Any], unaligned
 
 def _first_and_last(piece: Timeline) -> tuple[int, int] | None:
     """The times of the first and the last event."""
-    spans = piece.spans
-    columns = (spans.start, spans.end[spans.end != OPEN_END], piece.marks.time)
+    of_engine = piece.tracks_of(TrackKind.ENGINE)  # in the time of the host
+    spans, marks = piece.spans, piece.marks
+    if of_engine.any():
+        spans, marks = spans.take(~of_engine[spans.track]), marks.take(~of_engine[marks.track])
+    columns = (spans.start, spans.end[spans.end != OPEN_END], marks.time)
     filled = [column for column in columns if len(column)]
     return (int(min(map(np.min, filled))), int(max(map(np.max, filled)))) if filled else None
 
 
 def _to_ns(piece: Timeline, fit: ClockFit, aligned: bool) -> Timeline:
-    spans = piece.spans
-    end = apply_clock(fit, spans.end)
+    spans, of_engine = piece.spans, np.append(piece.tracks_of(TrackKind.ENGINE), False)
+
+    def on_axis(ticks: Int64, track: Int32) -> Int64:
+        times = apply_clock(fit, ticks)
+        by_host = np.flatnonzero(of_engine[track])
+        times[by_host] = apply_host(fit, ticks[by_host])
+        return times
+
+    end = on_axis(spans.end, spans.track)
     end[spans.end == OPEN_END] = OPEN_END
     return piece.replace(
         unit="ns",
         aligned=aligned,
         ranks=(dataclasses.replace(piece.ranks[0], clock=fit, died_ns=time_of_death(piece.ranks[0], fit)),),
-        spans=dataclasses.replace(spans, start=apply_clock(fit, spans.start), end=end),
-        marks=dataclasses.replace(piece.marks, time=apply_clock(fit, piece.marks.time)),
+        spans=dataclasses.replace(spans, start=on_axis(spans.start, spans.track), end=end),
+        marks=dataclasses.replace(piece.marks, time=on_axis(piece.marks.time, piece.marks.track)),
     )
 
 
@@ -176,7 +187,7 @@ def _join_lanes(
 ) -> Timeline:
     """All ranks in one Timeline, those of their hosts beside them. Empties `pieces`."""
     pieces[:] = [add_lanes(piece, lanes[piece.ranks[0].rank]) for piece in pieces]
-    timeline = concatenate(pieces)
+    timeline = name_peers(concatenate(pieces))
     title = timeline.title if timeline.aligned else f"UNALIGNED {timeline.title}".strip()
     return timeline.replace(title=title, problems=(*problems, *timeline.problems))
 

@@ -50,13 +50,16 @@ class TrackKind(enum.IntEnum):
     """The kernels of one stream of a rank, one span each."""
     HOST = 2
     """A thread of the host process: Python ranges, torch.profiler."""
+    ENGINE = 3
+    """Transfers, writes or waits of a transfer engine that did not overlap."""
 
 
 class ChannelKind(enum.Enum):
     """How signals join waits: DATA one to one, CREDIT and COUNT at least so many, BARRIER N to one.
 
     COUNT is of what a sender has sent, CREDIT of the room that a receiver has made. At a GROUP or a GRID, warps of a
-    block or of a launch meet, without a signal.
+    block or of a launch meet, without a signal. IMMEDIATE is of writes that are counted where they arrive, in whatever
+    order.
     """
 
     DATA = "data"
@@ -65,6 +68,7 @@ class ChannelKind(enum.Enum):
     BARRIER = "barrier"
     GROUP = "group"
     GRID = "grid"
+    IMMEDIATE = "immediate"
 
     @property
     def has_levels(self) -> bool:
@@ -75,6 +79,11 @@ class ChannelKind(enum.Enum):
     def is_local(self) -> bool:
         """Whether warps of one launch meet there, and nobody signals."""
         return self in (ChannelKind.GROUP, ChannelKind.GRID)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the fields of a signal and a wait say that they belong together."""
+        return not self.is_local and self is not ChannelKind.IMMEDIATE
 
 
 @dataclass(frozen=True)

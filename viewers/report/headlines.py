@@ -16,6 +16,7 @@ from tracekern.viewers.report.held_up import describe_waits
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.questions.time import describe_ring, fullest_of_channels
+from tracekern.viewers.report.questions.transfers import describe_transfers
 from tracekern.viewers.report.stage_grid import describe_idle
 from tracekern.viewers.report.verdict import ON_CPU, evidence, following, part_of, verdict
 
@@ -47,6 +48,7 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("part", part)] if part else []),
         Line("waiting", _waiting(findings)),
         *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
+        *_transfers(findings),
         Line("bound", _bound(findings)),
         *([Line("receive", describe_received(findings.received))] if findings.received else []),
         Line("trust", trust(findings, said)),
@@ -123,6 +125,11 @@ def _waiting(findings: Findings) -> str:
         + idle
         + "".join(f"; {describe_ring(ring)}" for ring in fullest_of_channels(findings)[:2])
     )
+
+
+def _transfers(findings: Findings) -> list[Line]:
+    waits = findings.transfers
+    return [Line("transfers", describe_transfers(waits))] if waits is not None and len(waits) else []
 
 
 def _endless(findings: Findings) -> str:

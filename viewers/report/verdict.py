@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.transfers import TransferBlame, blame_transfers
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, NOT_STARTED
 from tracekern.analysis.why.answer import MIN_SHARE, Answer, Cause, Silence
 from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.analysis.why.replays import Saving
-from tracekern.formatting import count, duration, factor, percent
+from tracekern.formatting import count, duration, factor, percent, sentence
 from tracekern.viewers.report.held_up import describe_held_up
+from tracekern.viewers.report.questions.transfers import describe_blame
 
 HOST_OR_KERNEL = "host or an unrecorded kernel"
 """What a gap before a kernel may be where nothing says that it was the host."""
@@ -26,6 +28,8 @@ def verdict(findings: Findings) -> str:
     answer = findings.answer
     if findings.held_up:
         return describe_held_up(findings.held_up)
+    if not findings.timeline.launches and (blames := transfer_blames(findings)):
+        return sentence(describe_blame(blames[0]))
     if len(findings.timeline.ranks) == 1 and not findings.absent:
         return _ALONE
     if not answer.causes:
@@ -33,6 +37,11 @@ def verdict(findings: Findings) -> str:
     first = answer.causes[0]
     saved = saved_of(answer, first.at_least_ns, first.saving.whole_ns)
     return f"{_accuse(first)} The run would be {saved} shorter without{_mostly_in(first.saving)}."
+
+
+def transfer_blames(findings: Findings) -> tuple[TransferBlame, ...]:
+    """What held up waits for transfers; nothing of a capture without any."""
+    return blame_transfers(findings.transfers) if findings.transfers is not None else ()
 
 
 def part_of(findings: Findings) -> str:

@@ -46,11 +46,11 @@ from placed;
 create or replace perfetto view tk_span as
 select
   s.id, s.ts, s.dur, s.track_id, s.name as event, s.category as class, t.rank, t.row, t.side, s.arg_set_id,
-  substr(launch, 1, named - 2) || '.' || s.name as phase,
+  coalesce(substr(launch, 1, named - 2) || '.', '') || s.name as phase,
   cast(substr(launch, named + 1) as int) as iteration
 from (select *, length(rtrim(launch, '0123456789')) as named from (select *, extract_arg(arg_set_id, 'debug.launch') as launch from slice)) s
 join tk_track t using (track_id)
-where s.category in ('work', 'wait', 'signal', 'sync') and s.launch is not null and s.dur > -1
+where s.category in ('work', 'wait', 'signal', 'sync') and s.dur > -1
   and extract_arg(s.arg_set_id, 'debug.open') is null;
 
 create or replace perfetto view tk_wait as

@@ -294,6 +294,7 @@ def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64, e
     of_channel = {
         ChannelKind.DATA: WaitKind.DATA,
         ChannelKind.COUNT: WaitKind.DATA,
+        ChannelKind.IMMEDIATE: WaitKind.DATA,
         ChannelKind.CREDIT: WaitKind.CREDIT,
         ChannelKind.GROUP: WaitKind.OPAQUE,  # until it is known who came last
         ChannelKind.GRID: WaitKind.OPAQUE,

@@ -103,7 +103,9 @@ class _Proofs:
             for launch in timeline.launches
         ]
         for end in (flows.signal, flows.wait):
-            proves &= np.array(is_sound, bool)[spans.launch[end]]
+            proves &= np.array([*is_sound, False], bool)[
+                spans.launch[end]
+            ]  # without a launch it is by the host's clock
         signal, wait = flows.signal[proves], flows.wait[proves]
         source, destination = source[proves], destination[proves]
         signalled, ended = spans.start[signal], spans.end[wait]

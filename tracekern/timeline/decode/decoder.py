@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tracekern.dump.reader import Dump
 from tracekern.timeline.columns import join_rows, rows_of_ranges
 from tracekern.timeline.decode.dense_probes import dense_probes
+from tracekern.timeline.decode.engine_tracks import add_engines
 from tracekern.timeline.decode.event_tables import EventNumbers, doubtful_events, groups_of_launches
 from tracekern.timeline.decode.launch_lanes import add_launch_lanes
 from tracekern.timeline.decode.pair_records import decode_pairs
@@ -30,8 +31,12 @@ _BATCH_RECORDS = 1 << 18
 def decode(dump: Dump) -> Timeline:
     """The Timeline of one rank, unit "ticks"; losses and oddities are in `problems`.
 
-    Raises BadInput for a bad event table.
+    Tracks of engines are in ns of the host's wall clock. Raises BadInput for a bad event table.
     """
+    return add_engines(_decode_launches(dump.part(by_host=False)), dump.part(by_host=True))
+
+
+def _decode_launches(dump: Dump) -> Timeline:
     runs, area = read_runs(dump)
     merge = merge_tracks(dump, runs)
     events = EventNumbers(dump)

@@ -41,7 +41,8 @@ def _doubts(event: EventType) -> list[str]:
         if side.count(name) > 1
     ]
     channel = event.channel
-    if channel and event.event_class not in _LEVEL:
+    is_arrival = channel is not None and channel.kind is ChannelKind.IMMEDIATE and event.event_class is EventClass.SYNC
+    if channel and event.event_class not in _LEVEL and not is_arrival:
         doubts.append(f"channel {channel.name} joins signals and waits, this is class {event.event_class.value}")
     elif channel and channel.kind.is_local and event.event_class is EventClass.SIGNAL:
         doubts.append(f"at channel {channel.name} warps wait for each other, nobody signals")

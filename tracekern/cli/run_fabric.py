@@ -1,0 +1,127 @@
+"""`tracekern run fabric`: ranks of this host write pages to each other through transfer engines, recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.output import console, print_json, progress, show_it, table
+from tracekern.errors import BadInput
+from tracekern.formatting import count, duration
+
+if TYPE_CHECKING:
+    from tracekern.analysis.transfers import TransferWaits
+    from tracekern.fabric.exchange import Exchange, ExchangeReport
+    from tracekern.timeline.model import Timeline
+
+
+def fabric(
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for capture and trace."
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Ranks, processes of this host.")] = 2,
+    provider: Annotated[str, typer.Option(help="tcp, on the loopback device, or shm.")] = "tcp",
+    domains: Annotated[int, typer.Option(help="Interfaces that each rank uses side by side.")] = 1,
+    pages: Annotated[int, typer.Option(help="Pages that each rank writes to each other, in an iteration.")] = 64,
+    page_kib: Annotated[int, typer.Option(help="Size of a page.")] = 64,
+    iterations: Annotated[int, typer.Option(help="Iterations, each behind a barrier.")] = 20,
+    late_rank: Annotated[int, typer.Option(help="A rank that submits late; -1: none.")] = -1,
+    late_us: Annotated[int, typer.Option(help="How much later it submits.")] = 2000,
+    timeout_s: Annotated[int, typer.Option(help="Longest wait for the writes of an iteration.")] = 20,
+    trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record, or only run.")] = True,
+    as_json: options.Json = False,
+) -> None:
+    """Transfers over libfabric. Ends with 0 only if every byte arrived."""
+    from tracekern.fabric.exchange import Exchange, raise_for_error, run_exchange
+
+    if trace and output is None:
+        raise BadInput("run fabric: no place for the capture; give one with -o DIR, or run with --no-trace")
+    plan = Exchange(
+        ranks=ranks,
+        provider=provider,
+        domains=domains,
+        pages=pages,
+        page_kib=page_kib,
+        iterations=iterations,
+        late_rank=late_rank,
+        late_us=late_us,
+        timeout_s=timeout_s,
+        command=shlex.join(["tracekern", *sys.argv[1:]]),
+    )
+    with progress() as bar:
+        task = bar.add_task(f"{plan.provider} on {plan.ranks} ranks", total=plan.iterations)
+        reports, directory = run_exchange(
+            plan, output if trace else None, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    raise_for_error(reports)
+    timeline = _write_trace(directory) if directory else None
+    if as_json:
+        print_json({"ranks": [dataclasses.asdict(report) for report in reports], "capture": str(directory or "")})
+    else:
+        _print(plan, reports, timeline, directory)
+
+
+def _write_trace(directory: Path) -> Timeline:
+    from tracekern.dump.format import TRACE_NAME
+    from tracekern.export.write import save_in_capture
+    from tracekern.timeline.load import load
+
+    timeline = load(directory)
+    save_in_capture(timeline, directory / TRACE_NAME)
+    return timeline
+
+
+def _print(plan: Exchange, reports: list[ExchangeReport], timeline: Timeline | None, directory: Path | None) -> None:
+    from tracekern.dump.format import TRACE_NAME
+
+    out = console()
+    out.print(
+        f"{plan.provider}: {count(plan.iterations, 'iteration')} on {count(plan.ranks, 'rank')} with "
+        f"{count(plan.domains, 'domain')} each; every rank writes {count(plan.pages, 'page')} of {plan.page_kib} KiB "
+        "to each other",
+        soft_wrap=True,
+    )
+    out.print(_table(plan, reports, timeline))
+    out.print("every byte that arrived is what was written")
+    if timeline is not None and directory is not None:
+        for line in _why(timeline):
+            out.print(line, soft_wrap=True)
+        out.print(f"trace: {directory / TRACE_NAME}   {show_it(directory)}", soft_wrap=True)
+
+
+def _why(timeline: Timeline) -> list[str]:
+    from tracekern.analysis.transfers import divide_transfer_waits
+    from tracekern.viewers.report.questions.transfers import describe_transfers
+
+    waits = divide_transfer_waits(timeline)
+    return [f"waiting: {describe_transfers(waits)}"] if waits is not None and len(waits) else []
+
+
+def _table(plan: Exchange, reports: list[ExchangeReport], timeline: Timeline | None) -> Any:
+    from tracekern.analysis.transfers import TransferCause, divide_transfer_waits
+
+    waits: TransferWaits | None = divide_transfer_waits(timeline) if timeline is not None else None
+    parts = [cause.value for cause in TransferCause] if waits is not None else []
+    grid = table(["rank", "ms/iteration", "MiB/s in", "waited", *parts], [])
+    num_bytes = (plan.ranks - 1) * plan.bytes_to_each
+    for report in reports:
+        median_ms = statistics.median(report.iteration_ms)
+        row = [str(report.rank), f"{median_ms:,.2f}", f"{num_bytes / 2**20 / median_ms * 1e3:,.0f}"]
+        if waits is not None:
+            own = waits.rank == report.rank
+            row += [duration(int(waits.wait_ns[own].sum()))]
+            row += [duration(int(waits.of(cause)[own].sum())) for cause in TransferCause]
+        else:
+            row.append("-")
+        grid.add_row(*row)
+    return grid

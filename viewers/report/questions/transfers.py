@@ -1,0 +1,89 @@
+"""Which transfers were waited for, and what held them up? Of captures with transfer engines."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.transfers import TransferBlame, TransferCause, TransferWaits, blame_transfers
+from tracekern.formatting import count, duration, escape, percent, sentence
+from tracekern.timeline.model import Timeline
+from tracekern.viewers.report.frame import Answer, table
+from tracekern.viewers.report.question import Question
+
+_MAX_LONGEST = 15
+_MAX_BLAMES = 12
+_ASIDE = (
+    "A wait for immediates is divided by the write that arrived last of those it was for: <i>late</i> until its "
+    "transfer was submitted, <i>queued</i> until it was posted, <i>under way</i> until it arrived, and what is left "
+    "until it was <i>noticed</i>. <i>Beyond its peers</i> is beyond the median of the others in the same column. These "
+    "are times of hosts, as recorded; ranks that wait at the same time each count."
+)
+
+
+def draw(findings: Findings) -> Answer | None:
+    waits = findings.transfers
+    if waits is None:
+        return None
+    if not len(waits):
+        return Answer(escape(sentence(describe_transfers(waits))))
+    tables = (_blames(blame_transfers(waits)), _longest(findings.timeline, waits))
+    return Answer(escape(sentence(describe_transfers(waits))), tables, _ASIDE)
+
+
+QUESTION = Question("transfers", "Transfers", "Which transfers were waited for, and what held them up?", draw, order=65)
+
+
+def describe_transfers(waits: TransferWaits) -> str:
+    """Says what waits for immediates were for, and who stands out."""
+    if not len(waits):
+        return f"no wait for immediates has its write on record, of {count(waits.num_unmatched, 'wait')}"
+    total = int(waits.wait_ns.sum())
+    shares = sorted(((int(waits.of(cause).sum()), cause) for cause in TransferCause), key=lambda share: -share[0])
+    parts = ", ".join(f"{percent(ns, total)} {cause.value}" for ns, cause in shares if ns)
+    worst = blame_transfers(waits)[:1]
+    text = f"{count(len(waits), 'wait')} for immediates, {duration(total)}: {parts}"
+    return text + "".join(f"; most beyond its peers: {describe_blame(blame)}" for blame in worst)
+
+
+def describe_blame(blame: TransferBlame) -> str:
+    """ "rank 1 submitted late, 3.2 ms (3.1 ms more than its peers)"."""
+    what = {
+        TransferCause.LATE: f"rank {blame.rank} submitted late",
+        TransferCause.QUEUED: f"writes queued at rank {blame.rank} for {blame.domain}",
+        TransferCause.UNDER_WAY: f"writes under way from rank {blame.rank} to {blame.peer} through {blame.domain}",
+        TransferCause.NOTICED: f"rank {blame.rank} took long to see what had arrived",
+    }[blame.cause]
+    return f"{what}, {duration(blame.waited_ns)} of waiting ({duration(blame.beyond_ns)} more than the median)"
+
+
+def _blames(blames: tuple[TransferBlame, ...]) -> str:
+    rows = [
+        [
+            escape(describe_blame(blame).partition(", ")[0]),
+            duration(blame.waited_ns),
+            duration(blame.beyond_ns),
+            f"{blame.num_waits:,}",
+        ]
+        for blame in blames[:_MAX_BLAMES]
+    ]
+    return table(["what held waits up", "waiting", "beyond its peers", "waits"], rows, numbers=3)
+
+
+def _longest(timeline: Timeline, waits: TransferWaits) -> str:
+    rows = []
+    for place in np.argsort(-waits.wait_ns, kind="stable")[:_MAX_LONGEST].tolist():
+        row = waits.row[place : place + 1]
+        transfer = waits.transfer[place : place + 1]
+        moved = f"{int(timeline.field(transfer, 'bytes')[0]):,}" if transfer[0] >= 0 else "-"
+        rows.append(
+            [
+                f"rank {waits.rank[place]}, imm {int(timeline.field(row, 'imm')[0])}",
+                f"rank {waits.source[place]}, {escape(waits.domains[int(waits.domain[place])])}",
+                moved + ("" if waits.is_sure[place] else " (or another of this immediate)"),
+                duration(int(waits.wait_ns[place])),
+                *[duration(int(waits.of(cause)[place])) for cause in TransferCause],
+            ]
+        )
+    columns = ["longest waits", "for a write of", "bytes of its transfer", "waited", *(c.value for c in TransferCause)]
+    return table(columns, rows, numbers=5)
