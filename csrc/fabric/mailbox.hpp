@@ -54,13 +54,15 @@ public:
         send_more();
     }
 
-    // Sends what there is room for. A provider that is still making the connection has none.
+    // Sends what there is room for, to each peer in order. A provider that is still making the connection has none.
     bool send_more() {
         bool is_busy = false;
+        std::vector<fi_addr_t> full;
         for (size_t turn = unsent_.size(); turn > 0 && !unsent_.empty(); --turn) {  // on_sent may fail others
             Unsent unsent = std::move(unsent_.front());
             unsent_.pop_front();
-            const int64_t result = post_send(unsent);
+            const bool is_behind = std::find(full.begin(), full.end(), unsent.to) != full.end();
+            const int64_t result = is_behind ? -FI_EAGAIN : post_send(unsent);
             if (result == 0) {
                 is_busy = true;
             } else if (result != -FI_EAGAIN) {
@@ -68,6 +70,7 @@ public:
             } else if (std::chrono::steady_clock::now() > unsent.until) {
                 unsent.on_sent("send: the peer was not reached within the time limit");
             } else {
+                full.push_back(unsent.to);
                 unsent_.push_back(std::move(unsent));
             }
         }

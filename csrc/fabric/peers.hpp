@@ -368,7 +368,8 @@ private:
             return bury(peer, "nothing was heard from it for " + std::to_string(limit) + " ms", false);
         }
         // A process that was stopped itself finds few pings unanswered, however long it was.
-        peer.is_suspect |= ++peer.num_unanswered > 1;
+        ++peer.num_unanswered;
+        peer.is_suspect = true;
         peer.next_ping = now + limits_.silence / kPings;
         peer.num_confirmed_at_ping = peer.num_confirmed_imms;
         send(peer, MessageKind::ping, 0, 0, "");
