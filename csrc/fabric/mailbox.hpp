@@ -47,7 +47,8 @@ public:
         for (Block& block : blocks_) Domain::close_memory(block.region);
     }
 
-    uint64_t num_under_way() const { return num_under_way_; }
+    // Messages to send and those under way.
+    uint64_t num_waiting() const { return unsent_.size() + num_under_way_; }
     bool owns(const Operation* operation) const {
         return operation->index < buffers_.size() && operation == &buffers_[operation->index].operation;
     }
