@@ -12,7 +12,7 @@ class EngineSide {
 public:
     EngineSide(const roles::Settings& settings, roles::Channel& channel, char* memory)
         : settings_(settings), engine_(std::make_shared<FabricLibrary>(settings.library), options(settings)) {
-        region_ = engine_.register_memory(reinterpret_cast<uint64_t>(memory), roles::kMemoryBytes);
+        region_ = engine_.register_memory(reinterpret_cast<uint64_t>(memory), roles::kMemoryBytes, nullptr);
         channel.put(pack(engine_.describe(region_)));
         peer_ = unpack_descriptor(channel.get());
         arrivals_ = engine_.imms().make_counter(kImm);
@@ -45,19 +45,20 @@ private:
         EngineOptions options;
         options.nets = {{settings.provider, settings.source, "", 0}};
         options.connect_limit = std::chrono::seconds(10);
+        options.transfer_limit = std::chrono::seconds(60);
         return options;
     }
-    static void require(const std::string& error) {
-        if (!error.empty()) throw std::runtime_error(error);
+    static void require(const Result& result) {
+        if (!result.is_ok()) throw std::runtime_error(result.why);
     }
 
     void submit(uint64_t offset, OnDone on_done) {
-        engine_.submit_write(region_, offset, settings_.bytes, peer_, offset, kImm, 1, std::move(on_done));
+        engine_.submit_write(region_, offset, settings_.bytes, peer_, offset, kImm, 1, {}, std::move(on_done));
     }
     void write_singles(uint64_t count) {
         std::counting_semaphore<> room(static_cast<ptrdiff_t>(settings_.window));
-        const OnDone::Callback on_done = [&](const std::string& error) {
-            require(error);
+        const OnDone::Callback on_done = [&](const Result& result) {
+            require(result);
             room.release();
         };
         for (uint64_t i = 0; i < count; ++i) {
@@ -72,13 +73,13 @@ private:
         PageList pages{{}, settings_.bytes, 0};
         for (uint64_t i = 0; i < in_one; ++i) pages.indices.push_back(i);
         std::counting_semaphore<> room(2);
-        const OnDone::Callback on_done = [&](const std::string& error) {
-            require(error);
+        const OnDone::Callback on_done = [&](const Result& result) {
+            require(result);
             room.release();
         };
         for (uint64_t i = 0; i < count; i += in_one) {
             room.acquire();
-            engine_.submit_paged_writes(region_, pages, peer_, pages, settings_.bytes, kImm, on_done);
+            engine_.submit_paged_writes(region_, pages, peer_, pages, settings_.bytes, kImm, {}, on_done);
         }
         for (int i = 0; i < 2; ++i) room.acquire();
     }

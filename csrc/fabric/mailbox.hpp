@@ -55,6 +55,7 @@ public:
 
     // Sends what there is room for. A provider that is still making the connection has none.
     bool send_more() {
+        if (unsent_.empty()) return false;
         bool is_busy = false;
         for (size_t turn = unsent_.size(); turn > 0 && !unsent_.empty(); --turn) {  // on_sent may fail others
             Unsent unsent = std::move(unsent_.front());

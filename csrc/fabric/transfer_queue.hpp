@@ -9,7 +9,6 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -45,9 +44,10 @@ public:
     void start(const std::shared_ptr<Transfer>& transfer, Peer& peer) {
         transfer->peer = &peer;
         earliest_ = std::min(earliest_, transfer->until);
-        transfers_[transfer.get()] = transfer;
-        active_.push_back(transfer);
+        transfer->place = transfers_.size();
+        transfers_.push_back(transfer);
         post_one(transfer);  // at once: others may have thousands to go
+        if (transfer->has_more()) active_.push_back(transfer);
     }
 
     // Posts what there is room for.
@@ -64,7 +64,7 @@ public:
 
     // Takes a write that has ended.
     void take(Operation* operation, const std::string& error) {
-        const auto transfer = transfers_.at(static_cast<Transfer*>(operation->owner));
+        const auto transfer = transfers_[static_cast<Transfer*>(operation->owner)->place];
         Peer& peer = *transfer->peer;
         trace_.end_write(static_cast<uint32_t>(operation->index), operation->write, trace_.now());
         if (!transfer->is_reported) leave_window(operation->index);
@@ -84,7 +84,7 @@ public:
 
     // Posts no more of it, and ends it when what is posted has ended. Returns whether it was here and had more to post.
     bool cancel(uint64_t number) {
-        for (const auto& [at, transfer] : transfers_) {
+        for (const auto& transfer : transfers_) {
             if (transfer->number != number || !transfer->has_more()) continue;
             fail(transfer, {Outcome::cancelled, "cancelled"});
             end_if_over(std::shared_ptr<Transfer>(transfer));
@@ -220,12 +220,12 @@ private:
         transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed,
                             "write to " + transfer->peer->name + ": " + why};
         report(transfer);
-        if (!is_doubtful) transfers_.erase(transfer.get());
+        if (!is_doubtful) forget(transfer);
     }
     void end_if_over(const std::shared_ptr<Transfer>& transfer) {
         if (!transfer->is_over()) return;
         if (!transfer->is_reported) report(transfer);
-        transfers_.erase(transfer.get());
+        forget(transfer);
     }
     void report(const std::shared_ptr<Transfer>& transfer) {
         Result result = std::move(transfer->result);
@@ -235,12 +235,18 @@ private:
     template <class Which>
     std::vector<std::shared_ptr<Transfer>> all_that(Which which) const {
         std::vector<std::shared_ptr<Transfer>> found;
-        for (const auto& [at, transfer] : transfers_) {
+        for (const auto& transfer : transfers_) {
             if (which(*transfer)) found.push_back(transfer);
         }
         return found;
     }
 
+    void forget(const std::shared_ptr<Transfer>& transfer) {
+        const auto kept = transfer;  // it may be an element
+        transfers_.back()->place = kept->place;
+        transfers_[kept->place].swap(transfers_.back());
+        transfers_.pop_back();
+    }
     void leave_window(uint64_t domain) {
         --under_way_[domain];
         --num_under_way_;
@@ -261,10 +267,10 @@ private:
     const std::vector<std::unique_ptr<Domain>>& domains_;
     CallbackThread& callbacks_;
     WorkerTrace& trace_;
-    std::deque<std::shared_ptr<Transfer>> active_;  // that have writes left to post
-    std::unordered_map<Transfer*, std::shared_ptr<Transfer>> transfers_;
-    TimePoint earliest_ = TimePoint::max();  // no transfer's time is over before
-    std::vector<uint32_t> under_way_;        // writes in each domain, as num_under_way_
+    std::deque<std::shared_ptr<Transfer>> active_;      // that have writes left to post
+    std::vector<std::shared_ptr<Transfer>> transfers_;  // all, each at its place
+    TimePoint earliest_ = TimePoint::max();             // no transfer's time is over before
+    std::vector<uint32_t> under_way_;                   // writes in each domain, as num_under_way_
     uint64_t num_under_way_ = 0;
     std::vector<std::unique_ptr<Operation>> operations_;
     Operation* free_operations_ = nullptr;
