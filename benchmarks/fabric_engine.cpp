@@ -8,6 +8,29 @@ namespace {
 
 using namespace tracekern;
 
+#ifdef TRACED
+// What a capture reserves for an engine of one domain; room for all that a run records.
+class Tracks {
+public:
+    Tracks() : headers_(kNumTracks), records_(kNumTracks * kRecords) {
+        launch_.region = {headers_.data(), records_.data()};
+        launch_.event_mask = ~uint64_t{0};
+        launch_.records_per_track = kRecords;
+        launch_.warps_per_block = kNumTracks;
+        launch_.block_stop = launch_.block_step = launch_.num_blocks = 1;
+        launch_.role_mask = ~0u;
+    }
+    TraceChoice descriptor() const { return {&launch_, RecordFormat::span}; }
+
+private:
+    static constexpr uint32_t kNumTracks = static_cast<uint32_t>(EngineTrack::first_domain) + 1;
+    static constexpr uint32_t kRecords = 1 << 18;
+    std::vector<TrackHeader> headers_;
+    std::vector<WideRecord> records_;
+    LaunchDescriptor launch_{};
+};
+#endif
+
 class EngineSide {
 public:
     EngineSide(const roles::Settings& settings, roles::Channel& channel, char* memory)
@@ -16,6 +39,9 @@ public:
         channel.put(pack(engine_.describe(region_)));
         peer_ = unpack_descriptor(channel.get());
         arrivals_ = engine_.imms().make_counter(kImm);
+#ifdef TRACED
+        engine_.start_trace(tracks_.descriptor());
+#endif
     }
 
     void write(uint64_t count) { settings_.shape == "paged" ? write_pages(count) : write_singles(count); }
@@ -49,11 +75,11 @@ private:
         return options;
     }
     static void require(const Result& result) {
-        if (!result.is_ok()) throw std::runtime_error(result.why);
+        if (result.outcome != Outcome::done) throw std::runtime_error(result.why);
     }
 
     void submit(uint64_t offset, OnDone on_done) {
-        engine_.submit_write(region_, offset, settings_.bytes, peer_, offset, kImm, 1, {}, std::move(on_done));
+        engine_.submit_write(region_, offset, settings_.bytes, peer_, offset, kImm, {}, {}, std::move(on_done));
     }
     void write_singles(uint64_t count) {
         std::counting_semaphore<> room(static_cast<ptrdiff_t>(settings_.window));
@@ -79,7 +105,7 @@ private:
         };
         for (uint64_t i = 0; i < count; i += in_one) {
             room.acquire();
-            engine_.submit_paged_writes(region_, pages, peer_, pages, settings_.bytes, kImm, {}, on_done);
+            engine_.submit_paged_writes(region_, pages, peer_, pages, settings_.bytes, kImm, {}, {}, on_done);
         }
         for (int i = 0; i < 2; ++i) room.acquire();
     }
@@ -88,6 +114,9 @@ private:
     }
 
     const roles::Settings& settings_;
+#ifdef TRACED
+    Tracks tracks_;
+#endif
     TransferEngine engine_;
     uint64_t region_ = 0;
     MemoryRegionDescriptor peer_{};

@@ -14,6 +14,7 @@ from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
 from tracekern.errors import BadInput
 from tracekern.fabric import (
     DomainAddress,
+    DomainGroupRouting,
     MemoryRegionDescriptor,
     MemoryRegionHandle,
     Net,
@@ -41,7 +42,7 @@ def tcp() -> Iterator[Pair]:
 def test_a_write_arrives_before_its_immediates(pair):
     counter, done = pair.target.make_imm_counter(7), Done()
     pair.source.submit_write(pair.src, pair.dst, len(pair.sent), imm=7, on_done=done)
-    counter.wait(count_immediates(num_shards=pair.source.num_domains), LIMIT_S)
+    counter.wait(count_immediates(DomainGroupRouting.round_robin(), pair.source.num_domains), LIMIT_S)
     assert torch.equal(pair.received, pair.sent)
     assert done.wait() == [None]
 
@@ -59,7 +60,7 @@ def test_pages_arrive_where_they_belong(pair):
         imm=9,
         on_done=done,
     )
-    counter.wait(count_immediates(num_pages=pages), LIMIT_S)
+    counter.wait(count_immediates(PageIndices(order, page)), LIMIT_S)
     assert done.wait() == [None]
     for source, place in enumerate(order):
         start = page + place * page
@@ -82,7 +83,7 @@ def test_a_short_write_raises_as_many_immediates_as_a_long_one():
     made = Pair(NETS["two_domains"])
     done, counter = Done(), made.target.make_imm_counter(3)
     made.source.submit_write(made.src, made.dst, 10, imm=3, on_done=done)
-    counter.wait(count_immediates(num_shards=2), LIMIT_S)
+    counter.wait(count_immediates(DomainGroupRouting.round_robin(2)), LIMIT_S)
     assert done.wait() == [None]
     assert torch.equal(made.received[:10], made.sent[:10])
     made.stop()
@@ -236,36 +237,40 @@ def test_networks_that_are_not_here_are_named():
 # ---- another process ----
 
 
-def receive(provider: str, pipe: Any) -> None:
-    """Registers memory, tells where, and says what has come."""
+def answer(provider: str, pipe: Any) -> None:
+    """Registers memory, tells where, and writes back what comes."""
     target = engine(NETS[provider])
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
-    _, descriptor = target.register_tensor(memory)
-    counter = target.make_imm_counter(1)
+    handle, descriptor = target.register_tensor(memory)
+    counter, done = target.make_imm_counter(1), Done()
     pipe.send(descriptor)
+    back = pipe.recv()
     for call in range(200):
         counter.wait(target.num_domains, LIMIT_S)
         assert memory.eq(call % 251).all()
-        pipe.send(call)
+        target.submit_write(handle, back, len(memory), imm=2, on_done=done)
+    assert done.wait(200) == [None] * 200
     target.stop()
 
 
 @pytest.mark.parametrize("provider", NETS)
-def test_two_hundred_writes_to_another_process(provider):
+def test_two_hundred_writes_to_another_process_and_back(provider):
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=receive, args=(provider, there))
+    process = context.Process(target=answer, args=(provider, there))
     process.start()
     source = engine(NETS[provider])
-    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    memory, back = torch.zeros(2, 1 << 16, dtype=torch.uint8)
     src, _ = source.register_tensor(memory)
+    counter, done = source.make_imm_counter(2), Done()
+    here.send(source.register_tensor(back)[1])
     assert here.poll(LIMIT_S)
-    dst, done = here.recv(), Done()
+    dst = here.recv()
     for call in range(200):
         memory.fill_(call % 251)
         source.submit_write(src, dst, len(memory), imm=1, on_done=done)
-        assert here.poll(LIMIT_S), done.errors
-        assert here.recv() == call
+        counter.wait(source.num_domains, LIMIT_S)
+        assert torch.equal(back, memory)
     assert done.wait(200) == [None] * 200
     process.join(LIMIT_S)
     assert process.exitcode == 0

@@ -74,10 +74,24 @@ EngineHolder make_engine(const std::string& library,
     return EngineHolder(new TransferEngine(std::make_shared<FabricLibrary>(library), options));
 }
 
-PageList page_list(const std::vector<uint64_t>& indices, uint64_t stride, uint64_t offset) {
+using Pages = std::tuple<std::vector<uint64_t>, uint64_t, uint64_t>;
+
+PageList to_page_list(const Pages& pages) {
+    const auto& [indices, stride, offset] = pages;
     return {indices, stride, offset};
 }
 
+// (shards, pinned domain or None)
+using Routing = std::pair<uint32_t, std::optional<uint32_t>>;
+DomainGroupRouting to_routing(const Routing& routing) {
+    return {routing.first, routing.second};
+}
+
+// (kind, domain)
+using GroupRouting = std::pair<uint32_t, uint32_t>;
+GroupTransferRouting to_routing(const GroupRouting& routing) {
+    return {static_cast<GroupTransferRouting::Kind>(routing.first), routing.second};
+}
 void bind_names(py::module_& module) {
     py::class_<DomainAddress>(module, "DomainAddress")
         .def(py::init([](const py::bytes& bytes) { return DomainAddress{bytes}; }))
@@ -168,7 +182,7 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 const MemoryRegionDescriptor& dst,
                 uint64_t dst_offset,
                 OptionalImm imm,
-                uint32_t num_shards,
+                const Routing& routing,
                 std::optional<double> timeout_s,
                 const py::object& on_done) {
                  return engine.submit_write(src,
@@ -177,26 +191,28 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                                             dst,
                                             dst_offset,
                                             imm,
-                                            num_shards,
+                                            to_routing(routing),
                                             to_limit(timeout_s),
                                             to_on_done(on_done));
              })
         .def("submit_paged_writes",
              [](Engine& engine,
                 uint64_t src,
-                const std::tuple<std::vector<uint64_t>, uint64_t, uint64_t>& src_pages,
+                const Pages& src_pages,
                 const MemoryRegionDescriptor& dst,
-                const std::tuple<std::vector<uint64_t>, uint64_t, uint64_t>& dst_pages,
+                const Pages& dst_pages,
                 uint64_t page_bytes,
                 OptionalImm imm,
+                const Routing& routing,
                 std::optional<double> timeout_s,
                 const py::object& on_done) {
                  return engine.submit_paged_writes(src,
-                                                   std::apply(page_list, src_pages),
+                                                   to_page_list(src_pages),
                                                    dst,
-                                                   std::apply(page_list, dst_pages),
+                                                   to_page_list(dst_pages),
                                                    page_bytes,
                                                    imm,
+                                                   to_routing(routing),
                                                    to_limit(timeout_s),
                                                    to_on_done(on_done));
              })
@@ -209,6 +225,35 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                  return engine.submit_imm(dst, imm, to_limit(timeout_s), to_on_done(on_done));
              })
         .def("cancel", &Engine::cancel);
+}
+
+void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) {
+    py::class_<PeerGroup, std::shared_ptr<PeerGroup>>(module, "PeerGroup");
+    engine.def("add_peer_group", &Engine::add_peer_group)
+        .def("submit_scatter",
+             [](Engine& engine,
+                const PeerGroup& group,
+                uint64_t src,
+                const std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>& slices,
+                OptionalImm imm,
+                const GroupRouting& routing,
+                std::optional<double> timeout_s,
+                const py::object& on_done) {
+                 std::vector<ScatterSlice> made;
+                 for (const auto& [bytes, from, to] : slices) made.push_back({bytes, from, to});
+                 return engine.submit_scatter(
+                     group, src, made, imm, to_routing(routing), to_limit(timeout_s), to_on_done(on_done));
+             })
+        .def("submit_barrier",
+             [](Engine& engine,
+                const PeerGroup& group,
+                uint32_t imm,
+                const GroupRouting& routing,
+                std::optional<double> timeout_s,
+                const py::object& on_done) {
+                 return engine.submit_barrier(
+                     group, imm, to_routing(routing), to_limit(timeout_s), to_on_done(on_done));
+             });
 }
 
 void bind_messages(py::class_<Engine, EngineHolder>& engine) {
@@ -266,6 +311,7 @@ PYBIND11_MODULE(_fabric, module) {
     py::class_<Engine, EngineHolder> engine(module, "TransferEngine");
     bind_memory(engine);
     bind_transfers(engine);
+    bind_groups(module, engine);
     bind_messages(engine);
     bind_watchers(engine);
     module.def("describe_events", &describe_events<TransferEvent>);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "fabric/address.hpp"
@@ -22,6 +23,7 @@ struct Operation {
     fi_context2 context;
     void* owner;      // the transfer that it is part of
     uint64_t index;   // its domain; of a message its buffer
+    uint32_t target;  // of the transfer
     Operation* next;  // in the pool
     RecordedSpan write;
 };
@@ -107,6 +109,15 @@ public:
         return text;
     }
 
+    // libfabric's shm (2.5) takes no answers from an endpoint of the same process that it has written to: it looks up
+    // its own memory as that one has mapped it, which is then unknown, and the process ends.
+    bool takes_no_answer(const DomainAddress& peer) const {
+        // fi_shm://PID:DOMAIN:ENDPOINT
+        const auto process = [](const DomainAddress& address) {
+            return address.bytes.substr(0, address.bytes.find(':', 9));
+        };
+        return net_.provider == "shm" && process(peer) == process(address_);
+    }
     // Can be read from when something may have come; -1: the provider has none.
     int descriptor() const { return descriptor_; }
     // The descriptor will tell. False: ask the completion queue first.
@@ -131,12 +142,13 @@ public:
         memory = {};
     }
 
+    // Each address once, however often it comes.
     fi_addr_t insert(const DomainAddress& address) {
+        if (const auto known = places_.find(address.bytes); known != places_.end()) return known->second;
         fi_addr_t place = FI_ADDR_UNSPEC;
-        // The provider reads as many bytes as its own addresses have.
-        const bool is_whole = address.bytes.size() == address_.bytes.size();
-        if (!is_whole || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
+        if (!is_whole(address) || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
             throw std::runtime_error(net_.provider + ": not an address of this network");
+        places_[address.bytes] = place;
         return place;
     }
 
@@ -190,6 +202,16 @@ public:
     }
 
 private:
+    // A provider reads up to the end of a text, or else as many bytes as its own addresses have; tcp takes no address
+    // any more after the first one had an unknown family.
+    bool is_whole(const DomainAddress& address) const {
+        const std::string& bytes = address.bytes;
+        if (info_->addr_format == FI_ADDR_STR) return bytes.size() > 1 && bytes.find('\0') == bytes.size() - 1;
+        constexpr size_t kFamily = sizeof(sa_family_t);
+        if (has_socket_addresses() && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
+        return bytes.size() == address_.bytes.size();
+    }
+
     template <class OnError>
     uint32_t take_error(OnError on_error) {
         fi_cq_err_entry error{};
@@ -210,6 +232,7 @@ private:
     fid_ep* endpoint_ = nullptr;
     int descriptor_ = -1;
     DomainAddress address_;
+    std::unordered_map<std::string, fi_addr_t> places_;  // of peers, by address
 };
 
 }  // namespace tracekern

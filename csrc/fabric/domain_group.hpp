@@ -99,6 +99,12 @@ public:
         });
         return outcome.get();
     }
+    // Their engines are to answer before the first transfer comes.
+    void meet(std::shared_ptr<Targets> targets) {
+        put([this, targets = std::move(targets)] {
+            if (!is_broken()) peers_->look_up(*targets);
+        });
+    }
     // A short write is posted here and now where the worker has a moment: it would cost a change of threads.
     void submit(std::shared_ptr<Transfer> transfer) {
         // Relaxed: one that is submitted as the recording begins may miss its own time, and gets the worker's.
@@ -154,7 +160,7 @@ private:
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
         if (!is_broken()) return peers_->start(transfer);
-        transfers_->end(transfer, {Outcome::failed, broken_});
+        transfers_->end(*transfer, {Outcome::failed, broken_});
     }
     // False: the worker has no time, or other requests before this.
     bool start_here(const std::shared_ptr<Transfer>& transfer) {

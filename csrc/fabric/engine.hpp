@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fabric/domain_group.hpp"
+#include "fabric/routing.hpp"
 #include "fabric/watchers.hpp"
 
 namespace tracekern {
@@ -23,6 +24,11 @@ struct EngineOptions {
     std::chrono::nanoseconds transfer_limit{};  // for a transfer that says none; a peer that is silent for it is dead
 };
 
+// Memory of peers that one request reaches, each its part. Of one engine.
+struct PeerGroup {
+    uint64_t engine;
+    std::shared_ptr<Targets> targets;
+};
 // Of one transfer; nothing: the engine's.
 using Limit = std::optional<std::chrono::nanoseconds>;
 
@@ -109,28 +115,22 @@ public:
 
     // ---- transfers: everything is checked here, before anything is posted ----
 
-    // num_shards: 0 for one a domain. first_domain: turned by the caller.
     uint64_t submit_write(uint64_t src_region,
                           uint64_t src_offset,
                           uint64_t bytes,
                           const MemoryRegionDescriptor& dst,
                           uint64_t dst_offset,
                           std::optional<uint32_t> imm,
-                          uint32_t num_shards,
+                          DomainGroupRouting routing,
                           Limit limit,
                           OnDone on_done) {
         const auto src = find(src_region);
         check_peer(dst);
         check_range("source", src_offset, bytes, src->bytes);
         check_range("destination", dst_offset, bytes, dst.bytes);
-        if (num_shards > num_domains()) {
-            throw std::invalid_argument("num_shards is " + std::to_string(num_shards) +
-                                        "; wanted at most one for each " + "of " + std::to_string(num_domains()) +
-                                        " domains");
-        }
-        const uint32_t count = num_shards ? num_shards : num_domains();
-        auto pieces = cut_write(src_offset, dst_offset, bytes, count, num_domains(), next_domain());
-        return submit(src, dst, std::move(pieces), imm, limit, std::move(on_done));
+        std::vector<TransferPiece> pieces;
+        cut_write(src_offset, dst_offset, bytes, 0, spread(routing), pieces);
+        return submit(src, targets_at(dst), std::move(pieces), imm, limit, std::move(on_done));
     }
 
     uint64_t submit_paged_writes(uint64_t src_region,
@@ -139,6 +139,7 @@ public:
                                  const PageList& dst_pages,
                                  uint64_t page_bytes,
                                  std::optional<uint32_t> imm,
+                                 DomainGroupRouting routing,
                                  Limit limit,
                                  OnDone on_done) {
         const auto src = find(src_region);
@@ -150,17 +151,61 @@ public:
         }
         check_pages("source", src_pages, page_bytes, src->bytes);
         check_pages("destination", dst_pages, page_bytes, dst.bytes);
-        auto pieces = cut_pages(src_pages, dst_pages, page_bytes, num_domains(), next_domain());
-        return submit(src, dst, std::move(pieces), imm, limit, std::move(on_done));
+        auto pieces = cut_pages(src_pages, dst_pages, page_bytes, spread(routing));
+        return submit(src, targets_at(dst), std::move(pieces), imm, limit, std::move(on_done));
     }
 
     // An immediate alone.
     uint64_t submit_imm(const MemoryRegionDescriptor& dst, uint32_t imm, Limit limit, OnDone on_done) {
         check_peer(dst);
-        return submit(nullptr, dst, {{next_domain(), 0, 0, 0}}, imm, limit, std::move(on_done));
+        return submit(nullptr, targets_at(dst), {{0, next_domain(), 0, 0, 0}}, imm, limit, std::move(on_done));
     }
     // Posts no more of a transfer; it ends when what is posted has. Nothing happens to one that has ended.
     void cancel(uint64_t transfer) { running().cancel(transfer); }
+
+    // ---- groups of peers ----
+
+    std::shared_ptr<PeerGroup> add_peer_group(std::vector<MemoryRegionDescriptor> memory) {
+        if (memory.empty()) throw std::invalid_argument("a group of 0 peers; wanted at least 1");
+        for (const auto& descriptor : memory) check_peer(descriptor);
+        auto group = std::make_shared<PeerGroup>(PeerGroup{number_, targets(std::move(memory))});
+        running().meet(group->targets);
+        return group;
+    }
+
+    uint64_t submit_scatter(const PeerGroup& group,
+                            uint64_t src_region,
+                            const std::vector<ScatterSlice>& slices,
+                            std::optional<uint32_t> imm,
+                            GroupTransferRouting routing,
+                            Limit limit,
+                            OnDone on_done) {
+        const auto src = find(src_region);
+        check_group(group, routing);
+        const auto& memory = group.targets->memory;
+        if (slices.size() != memory.size()) {
+            throw std::invalid_argument(std::to_string(slices.size()) + " slices for a group of " +
+                                        std::to_string(memory.size()) + " peers; wanted one for each");
+        }
+        for (size_t i = 0; i < slices.size(); ++i) {
+            const std::string which = "slice " + std::to_string(i);
+            check_range(which + ", source", slices[i].src, slices[i].bytes, src->bytes);
+            check_range(which + ", destination", slices[i].dst, slices[i].bytes, memory[i].bytes);
+        }
+        auto pieces = cut_scatter(slices, routing, num_domains(), next_domain());
+        return submit(src, group.targets, std::move(pieces), imm, limit, std::move(on_done));
+    }
+
+    // An immediate alone, to each peer.
+    uint64_t submit_barrier(
+        const PeerGroup& group, uint32_t imm, GroupTransferRouting routing, Limit limit, OnDone on_done) {
+        check_group(group, routing);
+        const std::vector<ScatterSlice> slices(group.targets->memory.size(), ScatterSlice{0, 0, 0});
+        auto pieces = cut_scatter(slices, routing, num_domains(), next_domain());
+        return submit(nullptr, group.targets, std::move(pieces), imm, limit, std::move(on_done));
+    }
+
+    // ---- messages ----
 
     void submit_send(const DomainAddress& to, std::string payload, OnDone on_done) {
         if (payload.size() > kMaxPayloadBytes) {
@@ -250,10 +295,20 @@ private:
                                         "; wanted as many on each side");
         }
     }
-    static void check_range(const char* what, uint64_t offset, uint64_t bytes, uint64_t size) {
+    void check_group(const PeerGroup& group, GroupTransferRouting routing) const {
+        if (group.engine != number_) throw std::invalid_argument("the group of peers is another engine's");
+        if (routing.kind == GroupTransferRouting::Kind::single) check_domain(routing.domain);
+    }
+    void check_domain(uint32_t domain) const {
+        if (domain >= num_domains()) {
+            throw std::invalid_argument("domain " + std::to_string(domain) + "; wanted 0 to " +
+                                        std::to_string(num_domains() - 1));
+        }
+    }
+    static void check_range(const std::string& what, uint64_t offset, uint64_t bytes, uint64_t size) {
         if (offset > size || bytes > size - offset) {
-            throw std::invalid_argument(std::string(what) + ": " + std::to_string(bytes) + " bytes at " +
-                                        std::to_string(offset) + " of a region of " + std::to_string(size));
+            throw std::invalid_argument(what + ": " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                                        " of a region of " + std::to_string(size));
         }
     }
     static void check_pages(const char* what, const PageList& pages, uint64_t page_bytes, uint64_t size) {
@@ -267,12 +322,38 @@ private:
             check_range(what, start, page_bytes, size);
         }
     }
+    Spread spread(DomainGroupRouting routing) {
+        const uint32_t all = num_domains();
+        if (routing.pinned) {
+            check_domain(*routing.pinned);
+            return {*routing.pinned, 1, all};
+        }
+        if (routing.num_shards > all) {
+            throw std::invalid_argument("num_shards is " + std::to_string(routing.num_shards) +
+                                        "; wanted at most one for each of " + std::to_string(all) + " domains");
+        }
+        return {next_domain(), routing.num_shards ? routing.num_shards : all, all};
+    }
+    static std::shared_ptr<Targets> targets(std::vector<MemoryRegionDescriptor> memory) {
+        auto made = std::make_shared<Targets>();
+        made->memory = std::move(memory);
+        return made;
+    }
+    // Transfers to the same memory share them, so that peers are looked up once.
+    std::shared_ptr<Targets> targets_at(const MemoryRegionDescriptor& dst) {
+        constexpr size_t kMostKept = 1024;
+        const std::lock_guard lock(mutex_);
+        if (targets_.size() > kMostKept) targets_.clear();
+        auto& kept = targets_[{dst.engine, dst.region}];
+        if (!kept || !(kept->memory[0] == dst)) kept = targets({dst});
+        return kept;
+    }
     // Round robin, so that small writes are spread over all networks.
     uint32_t next_domain() { return turn_.fetch_add(1, std::memory_order_relaxed) % num_domains(); }
 
     // Returns the transfer's number, which is as good as none where it has ended already.
     uint64_t submit(std::shared_ptr<MemoryRegion> src,
-                    const MemoryRegionDescriptor& dst,
+                    std::shared_ptr<Targets> targets,
                     std::vector<TransferPiece> pieces,
                     std::optional<uint32_t> imm,
                     Limit limit,
@@ -286,7 +367,7 @@ private:
         }
         auto transfer = std::make_shared<Transfer>();
         transfer->src = std::move(src);
-        transfer->dst = dst;
+        transfer->targets = std::move(targets);
         transfer->pieces = std::move(pieces);
         transfer->imm = imm;
         transfer->on_done = std::move(on_done);
@@ -305,7 +386,8 @@ private:
     std::unique_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     std::unique_ptr<ScalarWatchers> watchers_;
-    mutable std::mutex mutex_;   // of the regions
+    mutable std::mutex mutex_;                                                   // of the regions and targets
+    std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<Targets>> targets_;  // by engine and region
     Regions regions_, retired_;  // retired: on the way to be unregistered
     uint64_t num_regions_ = 0;
     std::atomic<uint64_t> num_transfers_ = 0;

@@ -29,6 +29,7 @@ struct Peer {
     std::string name;           // for people
     std::vector<fi_addr_t> at;  // one a domain
     std::string why;            // dead
+    std::string no_writes;      // why nothing can be written to it
     bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
     std::map<uint64_t, RemoteRegion> regions;
     std::set<uint64_t> told;  // regions of this engine that it was told it can use

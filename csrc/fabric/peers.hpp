@@ -55,21 +55,44 @@ public:
 
     std::map<uint64_t, Peer>& all() { return peers_; }
 
-    // Starts a transfer once its peer says that the memory can be used.
+    // Starts a transfer once all its peers say that the memory can be used.
     void start(const std::shared_ptr<Transfer>& transfer) {
-        Peer& peer = meet(transfer->dst);
-        if (peer.state == Peer::State::dead) return refuse(transfer, peer.why);
-        const auto [found, is_new] = peer.regions.try_emplace(transfer->dst.region);
-        RemoteRegion& region = found->second;
-        if (is_new) {
-            region.descriptor = transfer->dst;
-            ask(peer, region);
-        } else if (!(region.descriptor == transfer->dst)) {
-            return refuse(transfer, "the descriptor is not the one that " + peer.name + " gave out");
+        if (transfer->targets->looked_up != num_changes_) {
+            const auto [why, asked] = look_up(*transfer->targets);
+            if (!why.empty()) return refuse(transfer, why);
+            if (asked) return asked->waiting.push_back(transfer);
         }
-        if (region.state == RemoteRegion::State::usable) return transfers_.start(transfer, peer);
-        if (region.state == RemoteRegion::State::revoked) return refuse(transfer, peer.name + ": " + kUnregistered);
-        region.waiting.push_back(transfer);
+        transfers_.start(transfer);
+    }
+    // Asks for what it has not asked for. Returns why some of it cannot be used, or something that was not answered
+    // yet.
+    std::pair<std::string, RemoteRegion*> look_up(Targets& targets) {
+        RemoteRegion* asked = nullptr;
+        std::vector<Peer*> peers;
+        std::vector<Targets::Way> ways;
+        for (const auto& memory : targets.memory) {
+            Peer& peer = meet(memory);
+            if (peer.state == Peer::State::dead) return {peer.why, nullptr};
+            if (!peer.no_writes.empty()) return {peer.no_writes, nullptr};
+            const auto [found, is_new] = peer.regions.try_emplace(memory.region);
+            RemoteRegion& region = found->second;
+            if (is_new) {
+                region.descriptor = memory;
+                ask(peer, region);
+            } else if (!(region.descriptor == memory)) {
+                return {"the descriptor is not the one that " + peer.name + " gave out", nullptr};
+            }
+            if (region.state == RemoteRegion::State::revoked) return {peer.name + ": " + kUnregistered, nullptr};
+            if (region.state == RemoteRegion::State::asked) asked = &region;
+            peers.push_back(&peer);
+            for (size_t i = 0; i < peer.at.size(); ++i)
+                ways.push_back({peer.at[i], memory.ways[i].base, memory.ways[i].key});
+        }
+        if (asked) return {"", asked};
+        targets.peers = std::move(peers);
+        targets.ways = std::move(ways);
+        targets.looked_up = num_changes_;
+        return {"", nullptr};
     }
 
     // Ends one that waits for an answer of its peer; false: there is none.
@@ -78,7 +101,7 @@ public:
             for (auto& [key, region] : peer.regions) {
                 for (auto& transfer : region.waiting) {
                     if (transfer->number != number) continue;
-                    transfers_.end(transfer, {Outcome::cancelled, "cancelled: nothing was posted"});
+                    transfers_.end(*transfer, {Outcome::cancelled, "cancelled: nothing was posted"});
                     std::erase(region.waiting, std::shared_ptr<Transfer>(transfer));
                     return true;
                 }
@@ -168,9 +191,12 @@ private:
     static constexpr uint32_t kPings = 4;  // within the limit
     static constexpr uint32_t kNobody = ~0u;
     static constexpr char kUnregistered[] = "the memory was unregistered";
+    static constexpr char kOneDirection[] =
+        "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
+        "direction only; use tcp";
 
     void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
-        transfers_.end(transfer, {Outcome::failed, why});
+        transfers_.end(*transfer, {Outcome::failed, why});
     }
     void fail_waiting(RemoteRegion& region, const std::string& why) {
         for (const auto& transfer : std::exchange(region.waiting, {})) refuse(transfer, why);
@@ -234,6 +260,10 @@ private:
         Peer& peer = peers_[hello.engine];
         if (peer.at.empty()) introduce(peer, hello.engine, hello.addresses);
         if (peer.state == Peer::State::dead) return tell_given_up(peer, hello);
+        if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
+            peer.no_writes = kOneDirection;
+            for (auto& [number, region] : peer.regions) fail_waiting(region, peer.no_writes);
+        }
         peer.state = Peer::State::ready;
         peer.is_heard = true;
         const std::string why = hooks_.check(unpack_descriptor(hello.text));
@@ -256,7 +286,7 @@ private:
         if (found == peer.regions.end() || found->second.state != RemoteRegion::State::asked) return;
         peer.state = Peer::State::ready;
         found->second.state = RemoteRegion::State::usable;
-        for (const auto& transfer : std::exchange(found->second.waiting, {})) transfers_.start(transfer, peer);
+        for (const auto& transfer : std::exchange(found->second.waiting, {})) start(transfer);
     }
     // Nothing is kept of it: the next transfer asks again.
     void refuse_region(Peer& peer, uint64_t number, const std::string& why) {
@@ -269,6 +299,7 @@ private:
     // ---- memory that its owner takes back ----
 
     void revoke(Peer& peer, uint64_t number) {
+        ++num_changes_;
         RemoteRegion& region = peer.regions[number];
         region.state = RemoteRegion::State::revoked;
         fail_waiting(region, peer.name + ": " + kUnregistered);
@@ -327,6 +358,7 @@ private:
     }
 
     void bury(Peer& peer, const std::string& what, bool is_gone) {
+        ++num_changes_;
         peer.state = Peer::State::dead;
         peer.is_gone = is_gone;
         peer.why = peer.name + " is dead: " + what;
@@ -382,6 +414,7 @@ private:
     std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
     std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address
     std::vector<std::vector<uint32_t>> number_at_;  // the same
+    uint64_t num_changes_ = 1;                      // of memory that could be used
 };
 
 }  // namespace tracekern

@@ -41,8 +41,7 @@ public:
         transfer.queued =
             trace_.begin<TransferEvent::queued>(kTrack, at, transfer.number, transfer.pieces.size(), active_.size());
     }
-    void start(const std::shared_ptr<Transfer>& transfer, Peer& peer) {
-        transfer->peer = &peer;
+    void start(const std::shared_ptr<Transfer>& transfer) {
         earliest_ = std::min(earliest_, transfer->until);
         transfer->place = transfers_.size();
         transfers_.push_back(transfer);
@@ -64,17 +63,17 @@ public:
 
     // Takes a write that has ended.
     void take(Operation* operation, const std::string& error) {
-        const auto transfer = transfers_[static_cast<Transfer*>(operation->owner)->place];
-        Peer& peer = *transfer->peer;
+        Transfer& transfer = *static_cast<Transfer*>(operation->owner);
+        Peer& peer = *transfer.targets->peers[operation->target];
         trace_.end_write(static_cast<uint32_t>(operation->index), operation->write, trace_.now());
-        if (!transfer->is_reported) leave_window(operation->index);
+        if (!transfer.is_reported) leave_window(operation->index);
         give_back(operation);
         --peer.num_under_way;
-        ++transfer->num_ended;
+        ++transfer.num_ended;
         if (error.empty()) {
             peer.is_heard = true;
-            peer.num_confirmed_imms += transfer->imm.has_value();
-            ++transfer->num_arrived;
+            peer.num_confirmed_imms += transfer.imm.has_value();
+            ++transfer.num_arrived;
         } else {
             peer.is_suspect = true;
             fail(transfer, {Outcome::failed, "write to " + peer.name + ": " + error});
@@ -86,8 +85,8 @@ public:
     bool cancel(uint64_t number) {
         for (const auto& transfer : transfers_) {
             if (transfer->number != number || !transfer->has_more()) continue;
-            fail(transfer, {Outcome::cancelled, "cancelled"});
-            end_if_over(std::shared_ptr<Transfer>(transfer));
+            fail(*transfer, {Outcome::cancelled, "cancelled"});
+            end_if_over(*transfer);
             return true;
         }
         return false;
@@ -101,45 +100,46 @@ public:
             if (now < transfer->until) {
                 earliest_ = std::min(earliest_, transfer->until);
             } else {
-                give_up(transfer, "the time limit is over");
+                give_up(*transfer, name_of(*transfer->targets), "the time limit is over");
             }
         }
     }
     // All to a peer that will not answer any more.
     void give_up_on(const Peer& peer, const std::string& why) {
-        for (const auto& transfer : all_that([&](const Transfer& one) { return one.peer == &peer; })) {
-            give_up(transfer, why);
+        for (const auto& transfer : all_that([&](const Transfer& one) { return one.targets->has(peer); })) {
+            give_up(*transfer, peer.name, why);
         }
     }
     void give_up_on_all(const std::string& why) {
-        for (const auto& transfer : all_that([](const Transfer&) { return true; })) give_up(transfer, why);
+        for (const auto& transfer : all_that([](const Transfer&) { return true; })) {
+            give_up(*transfer, name_of(*transfer->targets), why);
+        }
     }
     // Posts no more to memory of a peer.
     void fail_unposted(const Peer& peer, uint64_t region, const std::string& why) {
-        fail_those([&](const Transfer& one) { return one.peer == &peer && one.dst.region == region && one.has_more(); },
-                   why);
+        fail_those([&](const Transfer& one) { return one.targets->has(peer, region) && one.has_more(); }, why);
     }
     void fail_all_unposted(const std::string& why) {
         fail_those([](const Transfer& one) { return one.has_more(); }, why);
     }
 
     bool is_writing_to(const Peer& peer, uint64_t region) const {
-        return !all_that([&](const Transfer& one) { return one.peer == &peer && one.dst.region == region; }).empty();
+        return !all_that([&](const Transfer& one) { return one.targets->has(peer, region); }).empty();
     }
     bool is_reading(const MemoryRegion& region) const {
         return !all_that([&](const Transfer& one) { return one.src.get() == &region; }).empty();
     }
 
     // Ends for its user a transfer that is not here, or not any more.
-    void end(const std::shared_ptr<Transfer>& transfer, const Result& result) {
+    void end(Transfer& transfer, const Result& result) {
         const uint64_t at = trace_.now();
-        trace_.end(EngineTrack::transfers, transfer->queued, at);  // one that was never posted
-        trace_.end(EngineTrack::transfers, transfer->whole, at);
+        trace_.end(EngineTrack::transfers, transfer.queued, at);  // one that was never posted
+        trace_.end(EngineTrack::transfers, transfer.whole, at);
         if (result.outcome != Outcome::done) {
-            trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer->number);
+            trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer.number);
         }
-        transfer->is_reported = true;
-        transfer->on_done.tell(result, callbacks_);
+        transfer.is_reported = true;
+        transfer.on_done.tell(result, callbacks_);
     }
 
     // The endpoints are closed: no provider will give anything back, or read anything.
@@ -157,17 +157,18 @@ private:
     bool post_one(const std::shared_ptr<Transfer>& transfer) {
         if (!transfer->has_more()) return false;
         const TransferPiece& piece = transfer->pieces[transfer->num_posted];
-        Peer& peer = *transfer->peer;
+        Peer& peer = *transfer->targets->peers[piece.target];
         if (under_way_[piece.domain] == kWindow || peer.num_under_way >= kPeerWindow * domains_.size()) return false;
-        const auto& way = transfer->dst.ways[piece.domain];
+        const auto& way = transfer->targets->ways[piece.target * domains_.size() + piece.domain];
         const MemoryRegion* src = transfer->src.get();
         Operation* operation = take_operation();
         operation->owner = transfer.get();
         operation->index = piece.domain;
+        operation->target = piece.target;
         const WritePiece write{src ? src->at + piece.src : nullptr,
                                piece.bytes,
                                src ? src->ways[piece.domain].local : nullptr,
-                               peer.at[piece.domain],
+                               way.at,
                                way.base + piece.dst,
                                way.key,
                                transfer->imm.has_value(),
@@ -178,8 +179,8 @@ private:
             give_back(operation);
             if (result == -FI_EAGAIN) return false;
             peer.is_suspect = true;
-            fail(transfer, {Outcome::failed, library_.describe("write to " + peer.name, result)});
-            end_if_over(transfer);
+            fail(*transfer, {Outcome::failed, library_.describe("write to " + peer.name, result)});
+            end_if_over(*transfer);
             return false;
         }
         if (trace_.is_on()) record_post(*transfer, piece, *operation, at);
@@ -193,43 +194,46 @@ private:
     void record_post(Transfer& transfer, const TransferPiece& piece, Operation& operation, uint64_t at) {
         if (transfer.num_posted == 0) trace_.end(EngineTrack::transfers, transfer.queued, at);
         constexpr uint64_t kMost = ~uint32_t{0};
-        const uint32_t peer = transfer.peer->number;
+        const uint32_t peer = transfer.targets->peers[piece.target]->number;
         operation.write = transfer.imm ? trace_.begin_write<TransferEvent::write_imm>(
                                              piece.domain, at, transfer.number, peer, *transfer.imm)
                                        : trace_.begin_write<TransferEvent::write>(
                                              piece.domain, at, transfer.number, peer, std::min(piece.bytes, kMost));
     }
 
-    static void fail(const std::shared_ptr<Transfer>& transfer, Result result) {
-        if (transfer->result.outcome == Outcome::done) transfer->result = std::move(result);
+    static std::string name_of(const Targets& targets) {
+        const size_t count = targets.peers.size();
+        return count == 1 ? targets.peers[0]->name : "a group of " + std::to_string(count) + " peers";
+    }
+    static void fail(Transfer& transfer, Result result) {
+        if (transfer.result.outcome == Outcome::done) transfer.result = std::move(result);
     }
     template <class Which>
     void fail_those(Which which, const std::string& why) {
         for (const auto& transfer : all_that(which)) {
-            fail(transfer, {Outcome::failed, "write to " + transfer->peer->name + ": " + why});
-            end_if_over(transfer);
+            fail(*transfer, {Outcome::failed, "write to " + name_of(*transfer->targets) + ": " + why});
+            end_if_over(*transfer);
         }
     }
-    void give_up(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
-        if (transfer->is_reported) return;
-        const bool is_doubtful = transfer->num_ended < transfer->num_posted;
+    void give_up(Transfer& transfer, const std::string& who, const std::string& why) {
+        if (transfer.is_reported) return;
+        const bool is_doubtful = transfer.num_ended < transfer.num_posted;
         fail(transfer, {Outcome::failed, ""});  // posts no more
         for (const auto& operation : operations_) {
-            if (operation->owner == transfer.get()) leave_window(operation->index);
+            if (operation->owner == &transfer) leave_window(operation->index);
         }
-        transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed,
-                            "write to " + transfer->peer->name + ": " + why};
+        transfer.result = {is_doubtful ? Outcome::stalled : Outcome::failed, "write to " + who + ": " + why};
         report(transfer);
         if (!is_doubtful) forget(transfer);
     }
-    void end_if_over(const std::shared_ptr<Transfer>& transfer) {
-        if (!transfer->is_over()) return;
-        if (!transfer->is_reported) report(transfer);
+    void end_if_over(Transfer& transfer) {
+        if (!transfer.is_over()) return;
+        if (!transfer.is_reported) report(transfer);
         forget(transfer);
     }
-    void report(const std::shared_ptr<Transfer>& transfer) {
-        Result result = std::move(transfer->result);
-        if (result.outcome != Outcome::done) result.why += ": " + transfer->progress();
+    void report(Transfer& transfer) {
+        Result result = std::move(transfer.result);
+        if (result.outcome != Outcome::done) result.why += ": " + transfer.progress();
         end(transfer, result);
     }
     template <class Which>
@@ -241,11 +245,11 @@ private:
         return found;
     }
 
-    void forget(const std::shared_ptr<Transfer>& transfer) {
-        const auto kept = transfer;  // it may be an element
-        transfers_.back()->place = kept->place;
-        transfers_[kept->place].swap(transfers_.back());
-        transfers_.pop_back();
+    void forget(Transfer& transfer) {
+        auto& last = transfers_.back();
+        last->place = transfer.place;
+        transfers_[transfer.place].swap(last);
+        transfers_.pop_back();  // may end it
     }
     void leave_window(uint64_t domain) {
         --under_way_[domain];

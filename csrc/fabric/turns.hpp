@@ -58,10 +58,10 @@ public:
     template <class IsReached>
     bool wait(IsReached is_reached, std::chrono::nanoseconds limit) {
         if (is_reached()) return true;
-        Driver driver(*this);
         std::optional<Clock::time_point> until;  // what comes at once is not worth a look at the clock
         bool has_reached = false;
         const auto do_some = [&] {
+            is_driven_.store(true, std::memory_order_relaxed);
             for (uint32_t i = 0; i < kTurnsInARow && !has_reached; ++i) {
                 turn_(false);
                 has_reached = is_reached();
@@ -69,14 +69,18 @@ public:
         };
         while (true) {
             if (!try_between(do_some)) {
+                is_driven_.store(true, std::memory_order_relaxed);
                 sched_yield();
                 has_reached = is_reached();
             }
             if (has_reached) return true;
             const auto now = Clock::now();
             if (!until) until = now + std::min<std::chrono::nanoseconds>(limit, kDrivesFor);
-            if (now >= *until) return driver.has_given_up = true, false;
+            if (now >= *until) break;
         }
+        is_driven_.store(false, std::memory_order_relaxed);
+        wake();
+        return false;
     }
 
     // ---- the worker ----
@@ -101,8 +105,7 @@ public:
                 if (is_over()) break;
             }
             idle_turns = is_busy ? 0 : idle_turns + 1;
-            if (was_driven_.exchange(false, std::memory_order_relaxed) ||
-                num_drivers_.load(std::memory_order_relaxed)) {
+            if (is_driven_.exchange(false, std::memory_order_relaxed)) {
                 sleep(Sleep::resting, rest_for, {}, has_requests);
                 has_slept = true;
                 rest_for = std::min(2 * rest_for, kMostRest);
@@ -128,18 +131,6 @@ private:
     static constexpr auto kLeastRest = std::chrono::microseconds(100), kMostRest = std::chrono::microseconds(1000);
     static constexpr auto kNap = std::chrono::microseconds(50);  // where nothing tells that something has come
     static constexpr auto kSleep = std::chrono::milliseconds(10);
-
-    // Relaxed: it only says to the worker that it may rest. What turns do is ordered by turn_mutex_.
-    struct Driver {
-        explicit Driver(Turns& turns) : turns(turns) { turns.num_drivers_.fetch_add(1, std::memory_order_relaxed); }
-        ~Driver() {
-            turns.was_driven_.store(!has_given_up, std::memory_order_relaxed);
-            turns.num_drivers_.fetch_sub(1, std::memory_order_relaxed);
-            if (has_given_up) turns.wake();
-        }
-        Turns& turns;
-        bool has_given_up = false;
-    };
 
     void set_turn(std::function<bool(bool)> turn) {
         const std::lock_guard lock(turn_mutex_);
@@ -178,8 +169,9 @@ private:
     std::mutex turn_mutex_;
     std::function<bool(bool)> turn_;  // none: the worker has ended, or has not begun
     std::atomic<Sleep> sleep_ = Sleep::awake;
-    std::atomic<bool> was_driven_ = false;  // since the worker last looked
-    std::atomic<uint32_t> num_drivers_ = 0;
+    // By another thread, since the worker last looked. Relaxed: it only says to the worker that it may rest. What turns
+    // do is ordered by turn_mutex_.
+    std::atomic<bool> is_driven_ = false;
     std::vector<pollfd> polled_;  // the worker's
 };
 

@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, Any
 from tracekern.errors import BadInput, TracekernError
 from tracekern.fabric.done import OnDone, TransferError, native_on_done
 from tracekern.fabric.library import native, require_library
+from tracekern.fabric.requests import (
+    ROUND_ROBIN,
+    SHARD_PEERS,
+    DomainGroupRouting,
+    GroupTransferRouting,
+    PageIndices,
+    PeerGroupHandle,
+    ScatterSlice,
+)
 from tracekern.fabric.stale import remove_stale_segments
 
 if TYPE_CHECKING:
@@ -58,19 +67,6 @@ class Transfer:
 
     number: int
     """Of its engine, counted from 1."""
-
-
-@dataclass(frozen=True)
-class PageIndices:
-    """Pages of a region: page i lies at offset + indices[i] * stride."""
-
-    indices: Sequence[int]
-    stride: int
-    offset: int = 0
-
-    @property
-    def as_native(self) -> tuple[list[int], int, int]:
-        return list(self.indices), self.stride, self.offset
 
 
 class DomainAddress:
@@ -153,11 +149,6 @@ class ImmCounter:
         """Waits for `count` more, and takes them. Raises TransferError when they do not come in time."""
         if not self._counter.wait(count, timeout_s):
             raise TransferError(f"immediate {self.imm}: {self.count} of {count} have come within {timeout_s:g} s")
-
-
-def count_immediates(num_pages: int = 0, num_shards: int = 0) -> int:
-    """Returns how many immediates a request raises: one a page, or one a shard, whatever they carry."""
-    return num_pages or num_shards
 
 
 class ScalarWatcher:
@@ -323,15 +314,21 @@ class TransferEngine:
         dst_offset: int = 0,
         imm: int | None = None,
         num_shards: int = 0,
+        routing: DomainGroupRouting = ROUND_ROBIN,
         timeout_s: float | None = None,
         on_done: OnDone,
     ) -> Transfer:
-        """Writes to a peer's memory, in shards over the domains, 0: one for each. With `imm` each raises it there.
+        """Writes to a peer's memory, in shards over the domains. With `imm` each shard raises it there.
 
-        timeout_s: the limit for all of it; None: the engine's.
+        num_shards stands for DomainGroupRouting.round_robin(num_shards). timeout_s: the limit for all of it; None: the
+        engine's.
         """
+        if num_shards:
+            if routing != ROUND_ROBIN:
+                raise BadInput(f"num_shards is {num_shards}, and routing is {routing}; wanted one of them")
+            routing = DomainGroupRouting.round_robin(num_shards)
         place = src.region, src_offset, num_bytes, dst.native, dst_offset
-        how = _check_imm(imm), num_shards, _check_limit(timeout_s)
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
         with _bad_input():
             return Transfer(self._engine.submit_write(*place, *how, native_on_done(on_done)))
 
@@ -344,12 +341,13 @@ class TransferEngine:
         page_bytes: int,
         *,
         imm: int | None = None,
+        routing: DomainGroupRouting = ROUND_ROBIN,
         timeout_s: float | None = None,
         on_done: OnDone,
     ) -> Transfer:
         """Writes page for page. With `imm` each page raises it there."""
         pages = src.region, src_pages.as_native, dst.native, dst_pages.as_native, page_bytes
-        how = _check_imm(imm), _check_limit(timeout_s)
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
         with _bad_input():
             return Transfer(self._engine.submit_paged_writes(*pages, *how, native_on_done(on_done)))
 
@@ -365,6 +363,50 @@ class TransferEngine:
         """Sends no more of a transfer. It ends when what was sent has: as cancelled, or as usual if that was all."""
         with _bad_input():
             self._engine.cancel(transfer.number)
+
+    # ---- groups of peers ----
+
+    def add_peer_group(self, memory: Sequence[MemoryRegionDescriptor]) -> PeerGroupHandle:
+        """Returns a handle for writes to memory of several peers, and begins to meet those that are new.
+
+        Addresses and keys are looked up once, not in each request. Nothing is written before all have answered.
+        """
+        with _bad_input():
+            group = self._engine.add_peer_group([descriptor.native for descriptor in memory])
+        return PeerGroupHandle(len(memory), group)
+
+    def submit_scatter(
+        self,
+        group: PeerGroupHandle,
+        src: MemoryRegionHandle,
+        slices: Sequence[ScatterSlice],
+        *,
+        imm: int | None = None,
+        routing: GroupTransferRouting = SHARD_PEERS,
+        timeout_s: float | None = None,
+        on_done: OnDone,
+    ) -> Transfer:
+        """Writes to each peer its slice; without bytes it still raises `imm`. One transfer: done when all are."""
+        what = group.native, src.region, slices
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
+        with _bad_input():
+            return Transfer(self._engine.submit_scatter(*what, *how, native_on_done(on_done)))
+
+    def submit_barrier(
+        self,
+        group: PeerGroupHandle,
+        imm: int,
+        *,
+        routing: GroupTransferRouting = SHARD_PEERS,
+        timeout_s: float | None = None,
+        on_done: OnDone,
+    ) -> Transfer:
+        """Raises an immediate at each peer. Writes submitted before may arrive after it: count their own."""
+        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
+        with _bad_input():
+            return Transfer(self._engine.submit_barrier(group.native, *how, native_on_done(on_done)))
+
+    # ---- messages ----
 
     def submit_send(self, to: DomainAddress, payload: bytes, on_done: OnDone) -> None:
         """Sends a message to an engine's main address. The payload is copied."""
@@ -434,6 +476,9 @@ class _bad_input:  # noqa: N801  # reads as a statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, TypeError) and "Invoked with: " in str(error):  # pybind11, of a number that does not fit
+            given = str(error).split("Invoked with: ")[1].split(">, ", 1)[-1].splitlines()[0]
+            raise BadInput(f"wanted whole numbers from 0 to 2^64 - 1, got {given}") from None
         if isinstance(error, ValueError) and not isinstance(error, BadInput):
             raise BadInput(str(error)) from None
         if isinstance(error, RuntimeError) and not isinstance(error, TracekernError):

@@ -1,0 +1,148 @@
+"""Names that travel between engines: addresses and descriptors, whole or damaged."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine
+
+from tracekern.errors import BadInput
+from tracekern.fabric import DomainAddress, DoneFlag, MemoryRegionDescriptor
+
+NUM_FUZZED = 10_000
+
+
+def damaged(whole: bytes, chance: random.Random) -> bytes:
+    """As whole bytes, or random ones, with a few changed, left out or doubled."""
+    made = bytearray(whole if chance.random() < 0.8 else chance.randbytes(chance.randrange(2 * len(whole))))
+    for _ in range(chance.randrange(4)):
+        at = chance.randrange(len(made) + 1)
+        end = min(len(made), at + chance.choice((1, 1, 4, 8, 20)))
+        made[at:end] = chance.choice((b"", bytes(end - at), b"\xff" * (end - at), 2 * made[at:end]))
+    return bytes(made)
+
+
+def refusals(parse: Callable[[bytes], bytes], whole: bytes) -> list[str]:
+    """What is said to those of the damaged names that are refused; the others come back as they were."""
+    chance, said = random.Random(7), []
+    for _ in range(NUM_FUZZED):
+        name = damaged(whole, chance)
+        try:
+            assert parse(name) == name
+        except BadInput as error:
+            said.append(str(error))
+    assert NUM_FUZZED / 4 < len(said) < NUM_FUZZED
+    assert not any("\n" in line for line in said)
+    return said
+
+
+def test_ten_thousand_fuzzed_descriptors_are_whole_or_refused_in_one_line():
+    made = Pair(NETS["two_domains"], 1000)
+    said = refusals(lambda packed: MemoryRegionDescriptor(packed).to_bytes(), made.dst.to_bytes())
+    assert all(line.startswith("memory region descriptor: damaged, ") for line in said)
+    made.stop()
+
+
+def test_ten_thousand_fuzzed_addresses_are_whole_or_refused_in_one_line():
+    made = engine(NETS["tcp"])
+    whole = str(made.main_address).encode()
+    said = refusals(lambda text: str(DomainAddress.from_text(text.decode("latin-1"))).encode(), whole)
+    assert all(line.startswith(("domain address ", "a domain address has ")) for line in said)
+    made.stop()
+
+
+@pytest.mark.parametrize("net", ["tcp", "shm"])
+def test_addresses_that_no_engine_has_are_errors_and_the_engine_goes_on(net):
+    """None of a network's form: others are tried, and not reached."""
+    made, chance, flags = Pair(NETS[net]), random.Random(9), []
+    for _ in range(200):
+        flags.append(DoneFlag())
+        made.source.submit_send(
+            DomainAddress(b"\xfe" + chance.randbytes(chance.randrange(1, 200))), b"hello", flags[-1]
+        )
+    for flag in flags:
+        with pytest.raises(Exception, match=f"send: {net}: not an address of this network"):
+            flag.wait(LIMIT_S)
+    done = Done()
+    made.source.submit_write(made.src, made.dst, 8, on_done=done)
+    assert done.wait() == [None]
+    made.stop()
+
+
+def test_addresses_are_equal_by_their_bytes_and_serve_as_keys():
+    first, second = engine(NETS["tcp"]), engine(NETS["tcp"])
+    address = first.main_address
+    assert address != second.main_address
+    assert address != bytes(address)
+    assert {address: 1, second.main_address: 2}[DomainAddress(bytes(address))] == 1
+    assert pickle.loads(pickle.dumps(address)) == address
+    assert repr(address) == f"DomainAddress({address})"
+    first.stop()
+    second.stop()
+
+
+def test_a_pickled_descriptor_can_be_written_to():
+    made = Pair(NETS["two_domains"])
+    copy = pickle.loads(pickle.dumps(made.dst))
+    assert len({copy, made.dst}) == 1
+    flag = DoneFlag()
+    made.source.submit_write(made.src, copy, len(made.sent), on_done=flag)
+    flag.wait(LIMIT_S)
+    assert torch.equal(made.received, made.sent)
+    made.stop()
+
+
+MEET_OVER_SHM = """
+import ctypes
+from tracekern.fabric import DoneCounter, Net, TransferEngine
+
+engines = [TransferEngine.builder().add_domains([Net("shm", "")]).build() for _ in range(12)]
+lengths = {len(bytes(made.main_address)) for made in engines}
+assert len(lengths) == 2, lengths
+memory = (ctypes.c_ubyte * 12)(7)
+address, done = ctypes.addressof(memory), DoneCounter()
+src, _ = engines[0].register_memory(address, 1)
+for number, made in enumerate(engines[1:], start=1):
+    _, dst = made.register_memory(address + number, 1)
+    engines[0].submit_write(src, dst, 1, on_done=done)
+done.wait(11, 30)
+assert list(memory) == [7] * 12
+for made in engines:
+    made.stop()
+"""
+
+
+def test_engines_over_shm_meet_whatever_the_length_of_their_addresses():
+    """They hold a process and a number that counts its engines, as text: in a new process it begins at 0."""
+    subprocess.run([sys.executable, "-c", MEET_OVER_SHM], check=True, timeout=2 * LIMIT_S)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 64, 0.5, None])
+def test_numbers_that_are_none_are_refused_in_one_line(number):
+    made, done = Pair(NETS["tcp"], 64), Done()
+    for act in (
+        lambda: made.source.submit_write(made.src, made.dst, number, on_done=done),
+        lambda: made.source.submit_write(made.src, made.dst, 1, dst_offset=number, on_done=done),
+        lambda: made.source.register_memory(number, 8),
+    ):
+        with pytest.raises(BadInput, match=r"wanted whole numbers from 0 to 2\^64 - 1, got ") as refused:
+            act()
+        assert "\n" not in str(refused.value)
+    assert done.errors == []
+    made.stop()
+
+
+def test_a_region_is_unregistered_once():
+    made = Pair([LOOPBACK], 64)
+    made.source.unregister_memory(made.src)
+    with pytest.raises(BadInput, match="memory region 1 is not registered here, or not any more"):
+        made.source.unregister_memory(made.src)
+    with pytest.raises(BadInput, match="memory region 1 is not registered here, or not any more"):
+        made.source.submit_write(made.src, made.dst, 1, on_done=Done())
+    made.stop()
