@@ -206,7 +206,10 @@ private:
     // any more after the first one had an unknown family.
     bool is_whole(const DomainAddress& address) const {
         const std::string& bytes = address.bytes;
-        if (info_->addr_format == FI_ADDR_STR) return bytes.size() > 1 && bytes.find('\0') == bytes.size() - 1;
+        if (info_->addr_format == FI_ADDR_STR) {
+            const std::string scheme = address_.bytes.substr(0, address_.bytes.find("://") + 3);
+            return bytes.starts_with(scheme) && bytes.find('\0') == bytes.size() - 1;
+        }
         constexpr size_t kFamily = sizeof(sa_family_t);
         if (has_socket_addresses() && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
         return bytes.size() == address_.bytes.size();

@@ -154,8 +154,8 @@ public:
     }
 
 private:
-    // How long an engine that ends waits for what it has posted.
-    static constexpr std::chrono::seconds kStopLimit{5};
+    // How long an engine that ends waits for what it has posted, and then for peers to stop posting.
+    static constexpr std::chrono::seconds kStopLimit{5}, kGoodbyeLimit{1};
 
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
@@ -263,17 +263,15 @@ private:
 
     // Returns whether the engine can end: what is posted has ended, or its time is over, and peers are told.
     bool finish(bool is_busy) {
-        const std::string why = "the engine was stopped";
         const auto now = std::chrono::steady_clock::now();
         if (!last_moment_) last_moment_ = now + kStopLimit;
-        transfers_->fail_all_unposted(why);
-        if (now < *last_moment_ && (is_busy || transfers_->num_under_way() != 0)) return false;
-        if (!is_goodbye_said_) {
-            peers_->say_goodbye();
-            is_goodbye_said_ = true;
-        }
-        mailbox_->fail_unsent(why);
-        return now >= *last_moment_ || (!is_busy && mailbox_->num_under_way() == 0);
+        transfers_->fail_all_unposted("the engine was stopped");
+        const bool is_waiting = !is_goodbye_said_ && (is_busy || transfers_->num_under_way() != 0);
+        if (is_waiting && now < *last_moment_) return false;
+        if (!is_goodbye_said_) last_moment_ = now + kGoodbyeLimit;
+        is_goodbye_said_ = true;
+        peers_->say_goodbye();
+        return now >= *last_moment_ || (!is_busy && peers_->are_gone() && mailbox_->num_waiting() == 0);
     }
 
     // Memory comes after the pinning, so that it is near.

@@ -43,7 +43,8 @@ public:
     // Before its domain is closed; the buffers stay until the endpoint has let go of them.
     void close_memory() { Domain::close_memory(region_); }
 
-    uint64_t num_under_way() const { return num_under_way_; }
+    // Messages to send and those under way.
+    uint64_t num_waiting() const { return unsent_.size() + num_under_way_; }
     bool owns(const Operation* operation) const {
         return operation->index < buffers_.size() && operation == &buffers_[operation->index].operation;
     }

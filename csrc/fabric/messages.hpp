@@ -17,7 +17,8 @@ enum class MessageKind : uint32_t {
     payload,    // of users
     ping,       // is answered at once
     pong,
-    bye,       // the engine ends; text: why, if it is not this
+    bye,       // the sender sends nothing after this; who gets it says the same, once nothing is under way
+    gone,      // the engine that is meant has ended
     given_up,  // the engine regards the other one as dead
     revoke,    // a region is about to be unregistered
     revoked,   // nothing is under way to it any more, and nothing will be

@@ -31,6 +31,8 @@ struct Peer {
     std::string why;            // dead
     std::string no_writes;      // why nothing can be written to it
     bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
+    bool is_leaving = false;    // dead: waits for what is under way to it, and for a goodbye
+    bool is_told_goodbye = false;
     std::map<uint64_t, RemoteRegion> regions;
     std::set<uint64_t> told;  // regions of this engine that it was told it can use
 

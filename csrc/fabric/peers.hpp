@@ -1,6 +1,7 @@
 // The engines that this one has met: what is asked and told before the first write, and who is dead. The worker's.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <iomanip>
@@ -124,7 +125,7 @@ public:
         const auto found = peers_.find(message.engine);
         if (found == peers_.end()) return;
         Peer& peer = found->second;
-        if (peer.state == Peer::State::dead) return tell_given_up(peer, message);
+        if (peer.state == Peer::State::dead) return answer_as_dead(peer, message);
         peer.is_heard = true;
         switch (message.kind) {
             case MessageKind::welcome:
@@ -141,7 +142,9 @@ public:
                 peer.told.erase(message.region);
                 return;
             case MessageKind::bye:
-                return bury(peer, message.text, true);
+                return let_go(peer);
+            case MessageKind::gone:
+                return bury(peer, "it has ended, and another engine is at its address", true);
             case MessageKind::given_up:
                 return bury(peer, "it has given this engine up as dead", false);
             default:
@@ -161,6 +164,7 @@ public:
 
     void look(TimePoint now) {
         for (auto& [engine, peer] : peers_) {
+            if (peer.is_leaving) see_off(peer, now);
             if (peer.state == Peer::State::dead) continue;
             answer_revocations(peer);
             fail_late(peer, now);
@@ -168,12 +172,19 @@ public:
         }
     }
 
-    // This engine ends: peers are told, so that they need not find out.
+    // This engine ends. Peers are told, and go on until they have said the same: where two engines share a process, a
+    // provider may still use the memory of one that has closed.
     void say_goodbye() {
         for (auto& [engine, peer] : peers_) {
             for (auto& [key, region] : peer.regions) fail_waiting(region, "the engine was stopped");
-            if (peer.state == Peer::State::ready) send(peer, MessageKind::bye, 0, 0, "it was stopped");
+            if (peer.state != Peer::State::dead && !peer.is_told_goodbye) tell_goodbye(peer);
         }
+    }
+    // All have said goodbye, or are dead.
+    bool are_gone() const {
+        return std::all_of(peers_.begin(), peers_.end(), [](const auto& one) {
+            return one.second.state == Peer::State::dead && !one.second.is_leaving;
+        });
     }
     void fail_all(const std::string& why) {
         for (auto& [engine, peer] : peers_) {
@@ -259,7 +270,7 @@ private:
         }
         Peer& peer = peers_[hello.engine];
         if (peer.at.empty()) introduce(peer, hello.engine, hello.addresses);
-        if (peer.state == Peer::State::dead) return tell_given_up(peer, hello);
+        if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
         if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
             peer.no_writes = kOneDirection;
             for (auto& [number, region] : peer.regions) fail_waiting(region, peer.no_writes);
@@ -278,7 +289,7 @@ private:
     // The engine that is meant was at this address before.
     void answer_for_another(const Message& message) {
         if (message.kind != MessageKind::hello) return;
-        answer(message, MessageKind::bye, message.to, "it has ended, and another engine is at its address");
+        answer(message, MessageKind::gone, message.to, "");
     }
 
     void make_usable(Peer& peer, uint64_t number) {
@@ -358,18 +369,45 @@ private:
     }
 
     void bury(Peer& peer, const std::string& what, bool is_gone) {
-        ++num_changes_;
-        peer.state = Peer::State::dead;
+        set_dead(peer, what);
         peer.is_gone = is_gone;
-        peer.why = peer.name + " is dead: " + what;
+        peer.is_leaving = false;
         peer.liveness = {};
-        for (auto& [number, region] : std::exchange(peer.regions, {})) fail_waiting(region, peer.why);
+        if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
         mailbox_.fail_unsent_to(peer.at[0], peer.why);
-        hooks_.died(peer);
     }
-    // It was only silent. What it still asks for is not done, and it must know.
-    void tell_given_up(Peer& peer, const Message& message) {
+    void set_dead(Peer& peer, const std::string& what) {
+        if (peer.state == Peer::State::dead) return;
+        ++num_changes_;
+        peer.state = Peer::State::dead;
+        peer.why = peer.name + " is dead: " + what;
+        for (auto& [number, region] : std::exchange(peer.regions, {})) fail_waiting(region, peer.why);
+    }
+    // It was stopped, and waits until nothing is under way to it.
+    void let_go(Peer& peer) {
+        const std::string what = "it was stopped";
+        set_dead(peer, what);
+        transfers_.fail_unposted_to(peer, what);
+        peer.is_gone = true;
+        peer.is_leaving = true;
+        see_off(peer, std::chrono::steady_clock::now());
+    }
+    void see_off(Peer& peer, TimePoint now) {
+        if (peer.liveness.is_gone(peer.is_suspect, now)) return bury(peer, "it has ended", true);
+        if (peer.num_under_way != 0) return;
+        if (!peer.is_told_goodbye) tell_goodbye(peer);
+        peer.is_leaving = false;
+        peer.liveness = {};
+    }
+    void tell_goodbye(Peer& peer) {
+        peer.is_told_goodbye = true;
+        send(peer, MessageKind::bye, 0, 0, "");
+    }
+    // It was only silent. What it asks for is not done, and it must know; or it ends, and nothing is under way to it.
+    void answer_as_dead(Peer& peer, const Message& message) {
+        if (peer.is_told_goodbye) return;
+        if (message.kind == MessageKind::bye) return tell_goodbye(peer);
         if (message.kind == MessageKind::hello || message.kind == MessageKind::ping) {
             send(peer, MessageKind::given_up, message.region, 0, "");
         }

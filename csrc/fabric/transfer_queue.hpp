@@ -119,6 +119,9 @@ public:
     void fail_unposted(const Peer& peer, uint64_t region, const std::string& why) {
         fail_those([&](const Transfer& one) { return one.targets->has(peer, region) && one.has_more(); }, why);
     }
+    void fail_unposted_to(const Peer& peer, const std::string& why) {
+        fail_those([&](const Transfer& one) { return one.targets->has(peer) && one.has_more(); }, why);
+    }
     void fail_all_unposted(const std::string& why) {
         fail_those([](const Transfer& one) { return one.has_more(); }, why);
     }

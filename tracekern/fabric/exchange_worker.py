@@ -17,8 +17,9 @@ import torch.distributed as dist
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, TracekernError
 from tracekern.fabric.done import DoneFlag
-from tracekern.fabric.engine import MemoryRegionDescriptor, Net, PageIndices, TransferEngine
+from tracekern.fabric.engine import MemoryRegionDescriptor, Net, TransferEngine
 from tracekern.fabric.exchange import CAPTURE, OPTIONS, PROGRESS, REPORT, Exchange, ExchangeReport
+from tracekern.fabric.requests import PageIndices
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter
 from tracekern.record.session import Capture, capture

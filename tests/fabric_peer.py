@@ -1,0 +1,60 @@
+"""A process with an engine and memory that others write to; tests kill it, stop it and ask it.
+
+    python fabric_peer.py PROVIDER SOURCE BYTES
+
+Prints the memory's descriptor. A line of its input is a request, a line of its output the answer: `unregister`,
+`register` (answers the descriptor), `sum` (of the bytes), `counted N` (immediate N), `stop`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+from tracekern.fabric import MemoryRegionHandle, Net, TransferEngine
+
+LIMIT_S = 30.0
+
+
+class Target:
+    """The engine and its memory."""
+
+    def __init__(self, provider: str, source: str, num_bytes: int) -> None:
+        self.engine = TransferEngine.builder().add_domains([Net(provider, source)]).build()
+        self.memory = mmap.mmap(-1, num_bytes)
+        self.counts = [0] * 10
+        self.engine.set_imm_callback(self.count)
+        self.handle: MemoryRegionHandle
+
+    def count(self, imm: int) -> None:
+        self.counts[imm] += 1
+
+    def register(self) -> str:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.handle, descriptor = self.engine.register_memory(address, len(self.memory), self.memory)
+        return descriptor.to_bytes().hex()
+
+    def answer(self, request: str, *arguments: str) -> str:
+        if request == "register":
+            return self.register()
+        if request == "unregister":
+            self.engine.unregister_memory(self.handle)
+        elif request == "sum":
+            return str(sum(self.memory[:]))
+        elif request == "counted":
+            return str(self.counts[int(arguments[0])])
+        elif request == "stop":
+            self.engine.stop()
+        return "done"
+
+
+def main(provider: str, source: str, num_bytes: str) -> None:
+    target = Target(provider, source, int(num_bytes))
+    print(target.register(), flush=True)
+    for line in sys.stdin:
+        print(target.answer(*line.split()), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

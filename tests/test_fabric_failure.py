@@ -1,0 +1,484 @@
+"""Peers that die, stop or take memory back: every transfer ends, and what it ends with is true."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
+
+from tracekern.errors import BadInput
+from tracekern.fabric import MemoryRegionDescriptor, Net, PageIndices, TransferEngine, TransferError
+from tracekern.fabric.stale import remove_stale_segments
+
+PROVIDERS = {"tcp": LOOPBACK, "shm": Net("shm", "")}
+PAGE = 1 << 14
+PAGES = 1000
+
+
+class PeerProcess:
+    """tests/fabric_peer.py, running."""
+
+    def __init__(self, net: Net, num_bytes: int = PAGE) -> None:
+        command = [sys.executable, str(Path(__file__).parent / "fabric_peer.py"), net.provider, net.source]
+        self.process = subprocess.Popen(
+            [*command, str(num_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.descriptor = self.read_descriptor()
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def read_descriptor(self) -> MemoryRegionDescriptor:
+        return MemoryRegionDescriptor(bytes.fromhex(self.read()))
+
+    def ask(self, request: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(request + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Source:
+    """An engine, memory to write from, and what it was told of peers."""
+
+    def __init__(self, net: Net, limit_s: float = LIMIT_S) -> None:
+        self.engine = TransferEngine.builder().add_domains([net]).transfer_limit(limit_s).build()
+        self.told: list[str] = []
+        self.engine.set_peer_callback(self.told.append)
+        self.memory = torch.ones(PAGE, dtype=torch.uint8)
+        self.src, _ = self.engine.register_tensor(self.memory)
+
+    def write_pages(self, dst: MemoryRegionDescriptor, done: Any, count: int = PAGES, **options: Any) -> Any:
+        pages = PageIndices([0] * count, PAGE)
+        return self.engine.submit_paged_writes(self.src, pages, dst, pages, PAGE, on_done=done, **options)
+
+    def write_once(self, dst: MemoryRegionDescriptor) -> TransferError | None:
+        done = Done()
+        self.engine.submit_write(self.src, dst, PAGE, on_done=done)
+        return done.wait()[0]
+
+
+@contextlib.contextmanager
+def source_and_peer(net: Net, limit_s: float = LIMIT_S) -> Iterator[tuple[Source, PeerProcess]]:
+    source, peer = Source(net, limit_s), PeerProcess(net)
+    try:
+        yield source, peer
+    finally:
+        source.engine.stop()
+        peer.end()
+
+
+both_providers = pytest.mark.parametrize("net", PROVIDERS.values(), ids=list(PROVIDERS))
+
+
+@both_providers
+def test_a_killed_peer_ends_its_transfers_and_a_new_one_takes_its_place(net):
+    with source_and_peer(net) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        done = Done()
+        for _ in range(20):
+            source.write_pages(peer.descriptor, done, imm=1)
+        peer.signal(signal.SIGKILL)
+        errors = done.wait(20)
+        assert errors[-1] is not None
+        assert "engine " in str(errors[-1])
+        assert "of 1000 writes were posted" in str(errors[-1])
+        wait_until(lambda: source.told)
+        assert "is dead: it has ended" in source.told[0]
+        assert "is dead: it has ended" in str(source.write_once(peer.descriptor))
+
+        another = PeerProcess(net)
+        assert source.write_once(another.descriptor) is None
+        assert another.ask("sum") == str(PAGE)
+        another.end()
+
+
+@both_providers
+def test_a_stopped_peer_is_dead_after_the_limit_and_its_transfers_stall(net):
+    with source_and_peer(net, limit_s=1.0) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        peer.signal(signal.SIGSTOP)
+        done = Done()
+        source.write_pages(peer.descriptor, done)
+        (error,) = done.wait()
+        assert error.outcome == "stalled"
+        assert f"{PAGES} writes were posted" in str(error)
+        wait_until(lambda: source.told)
+        assert "is dead: nothing was heard from it for 1000 ms" in source.told[0]
+        assert "is dead" in str(source.write_once(peer.descriptor))
+        with pytest.raises(TransferError, match=r"is in use until stop\(\): writes from there have not ended") as held:
+            source.engine.unregister_memory(source.src, timeout_s=0.1)
+        assert held.value.outcome == "stalled"
+        with pytest.raises(BadInput, match="is not registered here, or not any more"):
+            source.write_once(peer.descriptor)
+
+        peer.signal(signal.SIGCONT)  # the provider gives the writes back late
+        wait_until(lambda: frees(source))
+        with pytest.raises(BadInput, match="is not registered here, or not any more"):
+            source.engine.unregister_memory(source.src)
+
+
+def frees(source: Source) -> bool:
+    with contextlib.suppress(TransferError):
+        source.engine.unregister_memory(source.src, timeout_s=0.1)
+        return True
+    return False
+
+
+@both_providers
+def test_a_transfer_has_a_limit_of_its_own_and_its_peer_lives_on(net):
+    with source_and_peer(net) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        peer.signal(signal.SIGSTOP)
+        done = Done()
+        source.write_pages(peer.descriptor, done, timeout_s=0.2)
+        (error,) = done.wait()
+        assert error.outcome == "stalled"
+        assert "the time limit is over" in str(error)
+        peer.signal(signal.SIGCONT)
+        assert source.write_once(peer.descriptor) is None
+        assert source.told == []
+
+
+@both_providers
+def test_cancelling_drops_what_is_unposted_and_waits_for_the_rest(net):
+    with source_and_peer(net) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        peer.signal(signal.SIGSTOP)
+        done = Done()
+        transfer = source.write_pages(peer.descriptor, done, imm=3)
+        time.sleep(0.1)  # as many are posted as there is room for
+        source.engine.cancel(transfer)
+        time.sleep(0.1)
+        assert done.errors == []
+        peer.signal(signal.SIGCONT)
+        (error,) = done.wait()
+        assert error.outcome == "cancelled"
+        posted = int(str(error).split()[1])
+        assert 0 < posted < PAGES
+        assert str(error) == f"cancelled: {posted} of {PAGES} writes were posted, {posted} confirmed"
+        wait_until(lambda: peer.ask("counted 3") == str(posted))
+        assert peer.ask("counted 3") == str(posted)
+        source.engine.cancel(transfer)
+        assert source.write_once(peer.descriptor) is None
+
+
+def test_cancelling_before_the_peer_has_answered_posts_nothing():
+    with source_and_peer(LOOPBACK) as (source, peer):
+        peer.signal(signal.SIGSTOP)
+        done = Done()
+        source.engine.cancel(source.write_pages(peer.descriptor, done))
+        (error,) = done.wait()
+        assert (error.outcome, str(error)) == ("cancelled", "cancelled: nothing was posted")
+
+
+@both_providers
+def test_an_engine_stops_though_its_peer_is_stopped(net):
+    with source_and_peer(net) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        peer.signal(signal.SIGSTOP)
+        done = Done()
+        for _ in range(3):
+            source.write_pages(peer.descriptor, done)
+        source.engine.stop()
+        assert [error is None for error in done.wait(3)] == [False] * 3
+        assert "stalled" in [error.outcome for error in done.errors]
+
+
+@both_providers
+def test_a_peer_that_is_stopped_says_so(net):
+    with source_and_peer(net) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        assert peer.ask("stop") == "done"
+        assert "is dead: it was stopped" in str(source.write_once(peer.descriptor))
+
+
+# ---- memory that is taken back ----
+
+
+@pytest.fixture(params=NETS)
+def pair(request: Any) -> Iterator[Pair]:
+    made = Pair(NETS[request.param])
+    yield made
+    made.stop()
+
+
+def write(pair: Pair, dst: MemoryRegionDescriptor) -> TransferError | None:
+    done = Done()
+    pair.source.submit_write(pair.src, dst, len(pair.sent), imm=1, on_done=done)
+    return done.wait()[0]
+
+
+def test_memory_that_was_unregistered_is_refused_and_can_be_registered_again(pair):
+    handle, first = pair.target.register_tensor(pair.received)
+    assert write(pair, first) is None
+    pair.target.unregister_memory(handle)
+    pair.received.zero_()
+    for _ in range(2):
+        error = write(pair, first)
+        assert error.outcome == "failed"
+        assert "the memory was unregistered" in str(error)
+    assert not pair.received.any()
+
+    _, again = pair.target.register_tensor(pair.received)
+    assert again != first
+    assert write(pair, again) is None
+    assert torch.equal(pair.received, pair.sent)
+    assert "the memory was unregistered" in str(write(pair, first))
+
+
+def test_a_peer_that_comes_later_is_refused_as_well(pair):
+    handle, gone = pair.target.register_tensor(pair.received)
+    pair.target.unregister_memory(handle)
+    assert "the memory was unregistered" in str(write(pair, gone))
+
+
+def test_memory_stays_as_it_is_once_it_was_unregistered_in_mid_transfer(pair):
+    handle, dst = pair.target.register_tensor(pair.received)
+    done = Done()
+    for _ in range(40):
+        pair.source.submit_write(pair.src, dst, len(pair.sent), on_done=done)
+    wait_until(lambda: pair.received.any())
+    pair.target.unregister_memory(handle)
+    pair.received.fill_(7)
+    errors = done.wait(40)
+    assert pair.received.eq(7).all()
+    for error in errors:
+        assert error is None or "the memory was unregistered" in str(error)
+
+
+def test_source_memory_is_unregistered_when_its_writes_have_ended(pair):
+    done = Done()
+    for _ in range(20):
+        pair.source.submit_write(pair.src, pair.dst, len(pair.sent), on_done=done)
+    pair.source.unregister_memory(pair.src)
+    assert done.errors == [None] * 20 or done.wait(20) == [None] * 20
+
+
+def test_the_engine_keeps_the_memory_of_a_tensor_that_its_user_drops(pair):
+    address = torch.full((1 << 16,), 5, dtype=torch.uint8)
+    src, _ = pair.source.register_tensor(address)
+    del address
+    torch.zeros(1 << 16, dtype=torch.uint8)
+    done = Done()
+    pair.source.submit_write(src, pair.dst, 1 << 16, on_done=done)
+    del src
+    assert done.wait() == [None]
+    assert pair.received[: 1 << 16].eq(5).all()
+
+
+@pytest.mark.parametrize("change", ["key", "bytes"])
+def test_a_descriptor_that_was_changed_is_refused_by_its_owner(pair, change):
+    packed = bytearray(pair.dst.to_bytes())
+    packed[20 if change == "bytes" else len(packed) - 16] ^= 1
+    error = write(pair, MemoryRegionDescriptor(bytes(packed)))
+    assert "the descriptor is not the one that" in str(error)
+    assert write(pair, pair.dst) is None
+
+
+def test_a_descriptor_of_an_engine_that_was_at_the_address_before_is_refused(pair):
+    packed = bytearray(pair.dst.to_bytes())
+    packed[0] ^= 1  # the number of the engine
+    error = write(pair, MemoryRegionDescriptor(bytes(packed)))
+    assert "it has ended, and another engine is at its address" in str(error)
+    assert write(pair, pair.dst) is None
+
+
+# ---- the provider fails ----
+
+
+@pytest.fixture(scope="module")
+def shim_path() -> Path:
+    kept_builds = pytest.importorskip("kept_builds")
+    source = Path(__file__).parent / "cpp" / "fabric_shim.cpp"
+    built = kept_builds.build(["g++", "-std=c++20", "-shared", "-fPIC", "-O1", "-Wall"], [source], ".so")
+    assert built.returncode == 0, built.stderr
+    return built.result
+
+
+@pytest.fixture
+def shim(shim_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
+    from tracekern.fabric import engine as module
+
+    monkeypatch.setenv("SHIM_LIBRARY", module.require_library() or "libfabric.so.1")
+    monkeypatch.setattr(module, "require_library", lambda: str(shim_path))
+    library = ctypes.CDLL(str(shim_path))
+    yield library
+    for name in ("shim_is_broken", "shim_num_lost"):
+        ctypes.c_int.in_dll(library, name).value = 0
+
+
+def test_a_queue_that_cannot_be_read_breaks_the_engine_and_not_the_process(shim):
+    with source_and_peer(LOOPBACK) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        done = Done()
+        ctypes.c_int.in_dll(shim, "shim_is_broken").value = 1
+        for _ in range(5):
+            source.write_pages(peer.descriptor, done)
+        for error in done.wait(5):
+            assert "the engine is broken, make another one: read the completion queue" in str(error)
+        wait_until(lambda: source.told)
+        assert len(source.told) == 1
+        assert "the engine is broken" in str(source.write_once(peer.descriptor))
+        with pytest.raises(TransferError, match="the engine is broken"):
+            source.engine.register_tensor(source.memory)
+        source.engine.submit_send(source.engine.main_address, b"hello", done)
+        assert "the engine is broken" in str(done.wait()[-1])
+        source.engine.unregister_memory(source.src)
+
+        ctypes.c_int.in_dll(shim, "shim_is_broken").value = 0
+        another = Source(LOOPBACK)
+        assert another.write_once(peer.descriptor) is None
+        another.engine.stop()
+
+
+def test_writes_that_were_confirmed_and_never_counted_are_reported(shim):
+    source, target = Source(LOOPBACK, limit_s=1.0), Pair([LOOPBACK])
+    ctypes.c_int.in_dll(shim, "shim_num_lost").value = 3
+    done = Done()
+    source.write_pages(target.dst, done, count=10, imm=1)
+    assert done.wait() == [None]
+    wait_until(lambda: source.told)
+    assert "3 writes were confirmed by engine" in source.told[0]
+    assert source.write_once(target.dst) is None
+    time.sleep(1.5)
+    assert len(source.told) == 1
+    source.engine.stop()
+    target.stop()
+
+
+# ---- processes ----
+
+
+def test_a_forked_child_is_refused_and_ends(tcp_pair):
+    made = tcp_pair
+    assert write(made, made.dst) is None
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for act in (
+            lambda: made.source.submit_write(made.src, made.dst, 8, on_done=Done()),
+            lambda: made.source.register_tensor(made.sent),
+            lambda: made.source.unregister_memory(made.src),
+            lambda: made.target.make_imm_counter(5),
+        ):
+            try:
+                act()
+            except (BadInput, TransferError) as error:
+                said.append(str(error))
+        made.stop()
+        os.write(writer, "\n".join(said).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        lines = answers.read().splitlines()
+    _, status = os.waitpid(child, 0)
+    assert (len(lines), status) == (4, 0)
+    assert set(lines) == {
+        "the engine was made before this process was forked, and cannot be used here; make one after the fork"
+    }
+    assert write(made, made.dst) is None
+
+
+@pytest.fixture
+def tcp_pair() -> Iterator[Pair]:
+    made = Pair([LOOPBACK])
+    yield made
+    made.stop()
+
+
+def test_segments_of_dead_processes_are_removed_and_no_others(tmp_path):
+    child = subprocess.Popen(["true"])
+    child.wait()
+    stale, own = f"{child.pid}:0:0", f"{os.getpid()}:0:0"
+    for name in (stale, own, f"{child.pid}:0", "notes", f"x{child.pid}:0:0"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / f"{child.pid}:0:1").symlink_to(tmp_path / "notes")
+    remove_stale_segments(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [own, f"{child.pid}:0", f"{child.pid}:0:1", "notes", f"x{child.pid}:0:0"]
+    )
+
+
+def test_an_engine_removes_what_a_killed_one_left():
+    peer = PeerProcess(PROVIDERS["shm"])
+    left = Path("/dev/shm").glob(f"{peer.process.pid}:*")
+    (segment,) = left
+    peer.end()
+    assert segment.exists()
+    engine(NETS["shm"]).stop()
+    assert not segment.exists()
+
+
+def resources() -> tuple[int, int, int]:
+    """Threads, files and segments of this process."""
+    segments = list(Path("/dev/shm").glob(f"{os.getpid()}:*"))
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), len(segments)
+
+
+def test_two_hundred_engines_leave_nothing():
+    def open_and_close(nets: list[Net]) -> None:
+        made = Pair(nets, num_bytes=PAGE)
+        assert write(made, made.dst) is None
+        made.stop()
+
+    for nets in (NETS["tcp"], NETS["shm"]):
+        open_and_close(nets)  # what the library keeps for good
+    before = resources()
+    for _ in range(50):
+        for nets in (NETS["tcp"], NETS["shm"]):
+            open_and_close(nets)
+    wait_until(lambda: resources() == before)
+    assert resources() == before
+
+
+@both_providers
+def test_members_join_and_leave_while_traffic_flows(net):
+    target = Pair([net], num_bytes=PAGE)
+    counts = threading.Semaphore(0)
+    target.target.set_imm_callback(lambda imm: counts.release())
+    steady, is_over = Source(net), threading.Event()
+    results: list[TransferError | None] = []
+
+    def flow() -> None:
+        while not is_over.is_set():
+            results.append(steady.write_once(target.dst))
+
+    thread = threading.Thread(target=flow)
+    thread.start()
+    for _ in range(10):
+        member, done = Source(net), Done()
+        member.write_pages(target.dst, done, count=50, imm=1)
+        assert done.wait() == [None]
+        member.engine.stop()
+    is_over.set()
+    thread.join()
+    for _ in range(500):
+        assert counts.acquire(timeout=LIMIT_S)
+    assert results == [None] * len(results)
+    assert steady.told == []
+    steady.engine.stop()
+    target.stop()
