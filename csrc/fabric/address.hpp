@@ -42,7 +42,7 @@ struct MemoryRegionDescriptor {
         const Way& operator[](size_t domain) const { return (*ways_)[domain]; }
         auto begin() const { return ways_->begin(); }
         auto end() const { return ways_->end(); }
-        bool operator==(const Ways& other) const { return *ways_ == *other.ways_; }
+        bool operator==(const Ways& other) const { return ways_ == other.ways_ || *ways_ == *other.ways_; }
 
     private:
         using Shared = std::shared_ptr<const std::vector<Way>>;

@@ -154,7 +154,7 @@ private:
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
         if (!is_broken()) return peers_->start(transfer);
-        transfers_->end(transfer, {Outcome::failed, broken_});
+        transfers_->end(*transfer, {Outcome::failed, broken_});
     }
     // False: the worker has no time, or other requests before this.
     bool start_here(const std::shared_ptr<Transfer>& transfer) {
@@ -198,7 +198,7 @@ private:
             opened.set_exception(std::current_exception());
             return;
         }
-        turns_.work([this] { return turn(); },
+        turns_.work([this](bool has_slept) { return turn(has_slept); },
                     [this] { return is_over_; },
                     [this] { return may_sleep(); },
                     [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
@@ -216,9 +216,9 @@ private:
         }
     }
     // Returns whether it found something to do.
-    bool turn() {
+    bool turn(bool has_slept) {
         bool is_busy = false;
-        safely([&] { is_over_ = take_turn(is_busy); });
+        safely([&] { is_over_ = take_turn(has_slept, is_busy); });
         if (is_broken() && !is_over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing else can
         return is_busy;
     }
@@ -230,7 +230,7 @@ private:
     }
 
     // Returns whether it was the last.
-    bool take_turn(bool& is_busy) {
+    bool take_turn(bool has_slept, bool& is_busy) {
         const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
         while (const auto request = requests_.take()) {
             (*request)();
@@ -240,13 +240,13 @@ private:
         is_busy |= mailbox_->send_more();
         is_busy |= transfers_->post_more();
         for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
-        look_around(is_busy);
+        look_around(has_slept);
         return is_stopping && finish(is_busy);
     }
 
     // At peers, deadlines, and memory that is taken back: many times a second, but not in every turn.
-    void look_around(bool is_busy) {
-        if (++num_turns_ % 64 != 0 && is_busy) return;  // a look at the clock costs time
+    void look_around(bool has_slept) {
+        if (++num_turns_ % 64 != 0 && !has_slept) return;  // a look at the clock costs time
         const auto now = std::chrono::steady_clock::now();
         if (now < next_look_) return;
         next_look_ = now + std::chrono::milliseconds(5);

@@ -103,7 +103,7 @@ public:
             for (auto& [key, region] : peer.regions) {
                 for (auto& transfer : region.waiting) {
                     if (transfer->number != number) continue;
-                    transfers_.end(transfer, {Outcome::cancelled, "cancelled: nothing was posted"});
+                    transfers_.end(*transfer, {Outcome::cancelled, "cancelled: nothing was posted"});
                     std::erase(region.waiting, std::shared_ptr<Transfer>(transfer));
                     return true;
                 }
@@ -213,7 +213,7 @@ private:
         "direction only; use tcp";
 
     void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
-        transfers_.end(transfer, {Outcome::failed, why});
+        transfers_.end(*transfer, {Outcome::failed, why});
     }
     void fail_waiting(RemoteRegion& region, const std::string& why) {
         for (const auto& transfer : std::exchange(region.waiting, {})) refuse(transfer, why);
