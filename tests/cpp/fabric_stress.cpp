@@ -174,7 +174,6 @@ void stop_in_the_middle(const Setup& setup, uint32_t num_domains, uint32_t seed)
     std::jthread waiter([counter = members[1]->engine->imms().make_counter(9)] {
         check(!counter->wait(1, std::chrono::milliseconds(300)), "an immediate has come that nobody sent");
     });
-    const auto descriptor = members[1]->descriptor;
     std::atomic<bool> is_stopped = false;
     std::jthread stopper([&, wait_us = random() % 3000] {
         std::this_thread::sleep_for(std::chrono::microseconds(wait_us));
@@ -226,74 +225,81 @@ private:
         for (const auto& ending : endings_) ending->wait();
         endings_.clear();
     }
+    template <class Submit>
+    void keep(Submit submit) {
+        auto ending = std::make_unique<Ending>(random_() % 3);
+        submit(ending->on_done());  // throws where it is not taken
+        endings_.push_back(std::move(ending));
+    }
+    // The area is written to by one at a time.
+    void write(uint64_t region, uint64_t from, uint64_t bytes, DomainGroupRouting routing, bool is_cancelled) {
+        finish();
+        keep([&](OnDone on_done) {
+            const uint64_t number = source_.engine->submit_write(
+                region, from, bytes, target_.descriptor, start(), {}, routing, {}, std::move(on_done));
+            if (is_cancelled) source_.engine->cancel(number);
+        });
+    }
+    void write_shared() {
+        try {
+            write(shared_, 0, 100, {1, {}}, false);
+        } catch (const std::invalid_argument& error) {
+            const std::string what = error.what();
+            check(what.find("is not registered here") != std::string::npos, what);
+        }
+    }
+    void register_and_unregister() {
+        const auto memory = std::make_unique<Bytes>(100);
+        const uint64_t region = source_.engine->register_memory(address_of(*memory), memory->size(), nullptr);
+        source_.engine->describe(region);
+        if (area_ == 0) {
+            shared_ = region;
+            std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
+        }
+        const std::string held = source_.engine->unregister_memory(region, kLimit);
+        check(held.empty() || held == "the engine was stopped", "memory was not given back: " + held);
+    }
+    void record_once() {
+        if (area_ != 0) return;  // an engine has one recording at a time
+        const Tracks tracks(source_.engine->num_domains());
+        source_.engine->start_trace(tracks.descriptor());
+        std::this_thread::yield();
+        source_.engine->stop_trace();
+    }
+    void watch() {
+        alignas(8) uint64_t word = 0;
+        const auto go_on = [](uint64_t, uint64_t) { return true; };
+        source_.engine->unwatch(source_.engine->watch(reinterpret_cast<uint64_t>(&word), go_on));
+    }
+
     void call() {
         TransferEngine& engine = *source_.engine;
-        const uint64_t at = area_ * kAreaBytes;
-        const auto& dst = target_.descriptor;
-        const auto keep = [&](auto submit) {
-            auto ending = std::make_unique<Ending>(random_() % 3);
-            submit(ending->on_done());  // throws where it is not taken
-            endings_.push_back(std::move(ending));
-        };
         switch (random_() % 2 ? random_() % 9 : area_ == 0 ? 5 : 7) {
             case 0:
                 return finish();
             case 1:
-                finish();  // the area is written to by one at a time
-                return keep([&](OnDone on_done) {
-                    engine.cancel(
-                        engine.submit_write(source_.src, at, kAreaBytes, dst, at, {}, {}, {}, std::move(on_done)));
-                });
+                return write(source_.src, start(), kAreaBytes, {}, true);
             case 2:
-                finish();
-                return keep([&](OnDone on_done) {
-                    engine.submit_write(source_.src, at, 8, dst, at, {}, {1, {}}, {}, std::move(on_done));
-                });
+                return write(source_.src, start(), 8, {1, {}}, false);
             case 3:
                 return keep([&](OnDone on_done) {
-                    engine.submit_paged_writes(source_.src, {}, dst, {}, 8, {}, {}, {}, std::move(on_done));
+                    engine.submit_paged_writes(
+                        source_.src, {}, target_.descriptor, {}, 8, {}, {}, {}, std::move(on_done));
                 });
             case 4:
                 return keep(
                     [&](OnDone on_done) { engine.submit_send(engine.main_address(), "nobody", std::move(on_done)); });
-            case 5: {
-                const auto memory = std::make_unique<Bytes>(100);
-                const uint64_t region = engine.register_memory(address_of(*memory), memory->size(), nullptr);
-                engine.describe(region);
-                if (area_ == 0) {
-                    shared_ = region;
-                    std::this_thread::sleep_for(std::chrono::microseconds(random_() % 200));
-                }
-                const std::string held = engine.unregister_memory(region, kLimit);
-                check(held.empty() || held == "the engine was stopped", "memory was not given back: " + held);
-                return;
-            }
+            case 5:
+                return register_and_unregister();
+            case 6:
+                return record_once();
             case 7:
-                finish();
-                try {
-                    return keep([&](OnDone on_done) {
-                        engine.submit_write(shared_, 0, 100, dst, at, {}, {1, {}}, {}, std::move(on_done));
-                    });
-                } catch (const std::invalid_argument& error) {
-                    const std::string what = error.what();
-                    return check(what.find("is not registered here") != std::string::npos, what);
-                }
-            case 6: {
-                if (area_ != 0) return;
-                const Tracks tracks(engine.num_domains());
-                engine.start_trace(tracks.descriptor());
-                std::this_thread::yield();
-                engine.stop_trace();
-                return;
-            }
-            default: {
-                alignas(8) uint64_t word = 0;
-                const uint64_t number =
-                    engine.watch(reinterpret_cast<uint64_t>(&word), [](uint64_t, uint64_t) { return true; });
-                engine.unwatch(number);
-            }
+                return write_shared();
+            default:
+                return watch();
         }
     }
+    uint64_t start() const { return area_ * kAreaBytes; }
 
     Member& source_;
     const Member& target_;
