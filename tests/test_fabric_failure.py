@@ -19,7 +19,7 @@ import torch
 from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
 
 from tracekern.errors import BadInput
-from tracekern.fabric import MemoryRegionDescriptor, Net, PageIndices, TransferEngine, TransferError
+from tracekern.fabric import MemoryRegionDescriptor, Net, PageIndices, ScatterSlice, TransferEngine, TransferError
 from tracekern.fabric.stale import remove_stale_segments
 
 PROVIDERS = {"tcp": LOOPBACK, "shm": Net("shm", "")}
@@ -192,6 +192,21 @@ def test_cancelling_before_the_peer_has_answered_posts_nothing():
         source.engine.cancel(source.write_pages(peer.descriptor, done))
         (error,) = done.wait()
         assert (error.outcome, str(error)) == ("cancelled", "cancelled: nothing was posted")
+
+
+@both_providers
+def test_a_group_ends_with_its_member_and_the_others_go_on(net):
+    with source_and_peer(net) as (source, peer):
+        another, done = PeerProcess(net), Done()
+        group = source.engine.add_peer_group([peer.descriptor, another.descriptor])
+        slices = [ScatterSlice(PAGE)] * 2
+        source.engine.submit_scatter(group, source.src, slices, on_done=done)
+        assert done.wait() == [None]
+        another.end()
+        source.engine.submit_scatter(group, source.src, slices, on_done=done)
+        assert done.wait()[-1] is not None
+        assert source.write_once(peer.descriptor) is None
+        assert "is dead: it has ended" in str(source.write_once(another.descriptor))
 
 
 @both_providers

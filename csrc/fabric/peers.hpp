@@ -193,8 +193,7 @@ public:
     }
 
     void send(Peer& peer, MessageKind kind, uint64_t region, uint64_t count, const std::string& text) {
-        const Message message{kind, engine_, peer.engine, region, count, {}, text};
-        mailbox_.send(peer.at[0], message, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
+        send(peer, {kind, engine_, peer.engine, region, count, {}, text});
     }
 
 private:
@@ -206,6 +205,10 @@ private:
         "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
         "direction only; use tcp";
 
+    void send(Peer& peer, const Message& message) {
+        if (peer.at.empty()) return;
+        mailbox_.send(peer.at[0], message, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
+    }
     void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
         transfers_.end(transfer, {Outcome::failed, why});
     }
@@ -222,25 +225,31 @@ private:
         std::vector<DomainAddress> addresses;
         for (const auto& way : descriptor.ways) addresses.push_back(way.address);
         Peer& peer = peers_[descriptor.engine];
+        make_known(peer, descriptor.engine, addresses);
+        return peer;
+    }
+    // One whose address a provider does not take is as good as dead.
+    void make_known(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
         try {
-            introduce(peer, descriptor.engine, addresses);
+            introduce(peer, engine, addresses);
         } catch (const std::runtime_error& error) {
             peer.state = Peer::State::dead;
             peer.is_gone = true;
             peer.why = error.what();
+            hooks_.warn(peer.why);
         }
-        return peer;
     }
     void introduce(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
+        std::vector<fi_addr_t> at;
+        for (size_t i = 0; i < addresses.size(); ++i) at.push_back(domains_.at(i)->insert(addresses[i]));
+        peer.at = std::move(at);
         peer.engine = engine;
         peer.number = static_cast<uint32_t>(peers_.size());
         trace_.introduce(peer.number, engine);
-        for (size_t i = 0; i < addresses.size(); ++i) {
-            const fi_addr_t at = domains_.at(i)->insert(addresses[i]);
-            peer.at.push_back(at);
+        for (size_t i = 0; i < peer.at.size(); ++i) {
             auto& numbers = number_at_[i];
-            if (numbers.size() <= at) numbers.resize(at + 1, kNobody);
-            numbers[at] = peer.number;
+            if (numbers.size() <= peer.at[i]) numbers.resize(peer.at[i] + 1, kNobody);
+            numbers[peer.at[i]] = peer.number;
         }
         peer.first_imm.assign(peer.at.size(), 0);
         peer.first_imm = counts_of(peer);
@@ -254,9 +263,8 @@ private:
     void ask(Peer& peer, RemoteRegion& region) {
         region.state = RemoteRegion::State::asked;
         region.until = std::chrono::steady_clock::now() + limits_.connect;
-        const Message hello{
-            MessageKind::hello, engine_, peer.engine, region.descriptor.region, 0, addresses_, pack(region.descriptor)};
-        mailbox_.send(peer.at[0], hello, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
+        const auto& descriptor = region.descriptor;
+        send(peer, {MessageKind::hello, engine_, peer.engine, descriptor.region, 0, addresses_, pack(descriptor)});
     }
 
     // Both sides must know each other's addresses before the first write.
@@ -269,7 +277,7 @@ private:
             return answer(hello, MessageKind::refusal, engine_, why);
         }
         Peer& peer = peers_[hello.engine];
-        if (peer.at.empty()) introduce(peer, hello.engine, hello.addresses);
+        if (peer.state != Peer::State::dead && peer.at.empty()) make_known(peer, hello.engine, hello.addresses);
         if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
         if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
             peer.no_writes = kOneDirection;
