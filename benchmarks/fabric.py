@@ -47,8 +47,8 @@ class Case:
 CASES = (
     Case("single 16 MiB", "single", 16 * MiB, 64, 8, 0.95),
     Case("single 32 MiB", "single", 32 * MiB, 32, 4, 0.95),
-    Case("paged 64 KiB", "paged", 64 * KiB, 16 * KiB, 256, 0.90),
-    Case("paged 4 KiB", "paged", 4 * KiB, 64 * KiB, 256, 0.75),
+    Case("paged 64 KiB", "paged", 64 * KiB, 16 * KiB, 192, 0.90),
+    Case("paged 4 KiB", "paged", 4 * KiB, 64 * KiB, 192, 0.75),
     Case("8 B half round trip", "ping", 8, 10_000, 16, 1.3, "p50_us"),
 )
 COPY = Case("memcpy 16 MiB", "copy", 16 * MiB, 64, 0, 1.0)

@@ -79,8 +79,7 @@ private:
     }
 
     void submit(uint64_t offset, OnDone on_done) {
-        engine_.submit_write(
-            region_, offset, settings_.bytes, peer_, offset, kImm, 1, std::nullopt, std::move(on_done));
+        engine_.submit_write(region_, offset, settings_.bytes, peer_, offset, kImm, {}, {}, std::move(on_done));
     }
     void write_singles(uint64_t count) {
         std::counting_semaphore<> room(static_cast<ptrdiff_t>(settings_.window));
@@ -106,7 +105,7 @@ private:
         };
         for (uint64_t i = 0; i < count; i += in_one) {
             room.acquire();
-            engine_.submit_paged_writes(region_, pages, peer_, pages, settings_.bytes, kImm, std::nullopt, on_done);
+            engine_.submit_paged_writes(region_, pages, peer_, pages, settings_.bytes, kImm, {}, {}, on_done);
         }
         for (int i = 0; i < 2; ++i) room.acquire();
     }

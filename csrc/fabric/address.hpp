@@ -42,7 +42,7 @@ struct MemoryRegionDescriptor {
         const Way& operator[](size_t domain) const { return (*ways_)[domain]; }
         auto begin() const { return ways_->begin(); }
         auto end() const { return ways_->end(); }
-        bool operator==(const Ways& other) const { return *ways_ == *other.ways_; }
+        bool operator==(const Ways& other) const { return ways_ == other.ways_ || *ways_ == *other.ways_; }
 
     private:
         using Shared = std::shared_ptr<const std::vector<Way>>;
@@ -88,11 +88,13 @@ public:
         std::copy(taken.begin(), taken.end(), reinterpret_cast<char*>(&value));
         return value;
     }
-    std::string text(size_t limit) {
+    // Lies in the bytes.
+    std::string_view view(size_t limit) {
         const uint32_t size = number<uint32_t>();
         if (size > limit) refuse("a part of " + std::to_string(size) + " bytes");
-        return std::string(take(size));
+        return take(size);
     }
+    std::string text(size_t limit) { return std::string(view(limit)); }
     void end() const {
         if (!bytes_.empty()) refuse(std::to_string(bytes_.size()) + " bytes left over");
     }

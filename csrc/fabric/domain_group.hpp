@@ -29,10 +29,10 @@
 #include "fabric/shuffle.hpp"
 #include "fabric/transfer_queue.hpp"
 #include "fabric/turns.hpp"
+#include "fabric/user_messages.hpp"
 
 namespace tracekern {
 
-using OnMessage = std::function<void(std::string)>;
 // Called with what is wrong with a peer: it is dead, or has lost writes.
 using OnPeer = std::function<void(const std::string&)>;
 
@@ -118,17 +118,14 @@ public:
         });
     }
     void send(DomainAddress to, std::string payload, OnDone on_done) {
-        put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
-            const Mailbox::OnSent on_sent = [this, on_done](const std::string& error) mutable {
-                on_done.tell({error.empty() ? Outcome::done : Outcome::failed, error}, callbacks_);
-            };
-            if (is_broken()) return on_sent(broken_);
-            try {
-                const Message message{MessageKind::payload, engine_, 0, 0, 0, {}, payload};
-                mailbox_->send(domains_[0]->insert(to), message, on_sent);
-            } catch (const std::runtime_error& error) {
-                on_sent(std::string("send: ") + error.what());
-            }
+        put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)]() mutable {
+            if (is_broken()) return on_done.tell({Outcome::failed, broken_}, callbacks_);
+            messages_->send(to, payload, std::move(on_done));
+        });
+    }
+    void lend_messages_to(uint64_t bytes, uint32_t count, OnMessage on_message) {
+        call([this, bytes, count, on_message = std::move(on_message)] {
+            messages_->lend_to(bytes, count, std::move(on_message));
         });
     }
     // The region has a track for each EngineTrack and domain.
@@ -149,9 +146,6 @@ public:
     void shuffle(uint32_t seed) {
         call([&] { shuffle_.emplace(seed); });
     }
-    void on_message(OnMessage on_message) {
-        call([&] { on_message_ = std::move(on_message); });
-    }
 
 private:
     // How long an engine that ends waits for writes of which none ends, and then for peers to stop theirs.
@@ -160,7 +154,7 @@ private:
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
         if (!is_broken()) return peers_->start(transfer);
-        transfers_->end(transfer, {Outcome::failed, broken_});
+        transfers_->end(*transfer, {Outcome::failed, broken_});
     }
     // False: the worker has no time, or other requests before this.
     bool start_here(const std::shared_ptr<Transfer>& transfer) {
@@ -204,7 +198,7 @@ private:
             opened.set_exception(std::current_exception());
             return;
         }
-        turns_.work([this] { return turn(); },
+        turns_.work([this](bool has_slept) { return turn(has_slept); },
                     [this] { return is_over_; },
                     [this] { return may_sleep(); },
                     [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
@@ -222,9 +216,9 @@ private:
         }
     }
     // Returns whether it found something to do.
-    bool turn() {
+    bool turn(bool has_slept) {
         bool is_busy = false;
-        safely([&] { is_over_ = take_turn(is_busy); });
+        safely([&] { is_over_ = take_turn(has_slept, is_busy); });
         if (is_broken() && !is_over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // nothing else can
         return is_busy;
     }
@@ -236,7 +230,7 @@ private:
     }
 
     // Returns whether it was the last.
-    bool take_turn(bool& is_busy) {
+    bool take_turn(bool has_slept, bool& is_busy) {
         const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
         while (const auto request = requests_.take()) {
             (*request)();
@@ -246,18 +240,19 @@ private:
         is_busy |= mailbox_->send_more();
         is_busy |= transfers_->post_more();
         for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
-        look_around(is_busy);
+        look_around(has_slept);
         return is_stopping && finish(is_busy);
     }
 
     // At peers, deadlines, and memory that is taken back: many times a second, but not in every turn.
-    void look_around(bool is_busy) {
-        if (++num_turns_ % 64 != 0 && is_busy) return;  // a look at the clock costs time
+    void look_around(bool has_slept) {
+        if (++num_turns_ % 64 != 0 && !has_slept) return;  // a look at the clock costs time
         const auto now = std::chrono::steady_clock::now();
         if (now < next_look_) return;
         next_look_ = now + std::chrono::milliseconds(5);
         transfers_->end_late(now);
         peers_->look(now);
+        messages_->look(now);
         revocations_->look(now);
     }
 
@@ -266,7 +261,8 @@ private:
         const auto now = std::chrono::steady_clock::now();
         transfers_->fail_all_unposted("the engine was stopped");
         if (!last_moment_ || (is_busy && !is_goodbye_said_)) last_moment_ = now + kStopLimit;
-        if (!is_goodbye_said_ && transfers_->num_under_way() != 0 && now < *last_moment_) return false;
+        const bool is_waiting = !is_goodbye_said_ && transfers_->num_under_way() + messages_->num_waiting() != 0;
+        if (is_waiting && now < *last_moment_) return false;
         if (!is_goodbye_said_) last_moment_ = now + kGoodbyeLimit;
         is_goodbye_said_ = true;
         peers_->say_goodbye();
@@ -287,10 +283,15 @@ private:
         }
         for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
         if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
-        mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], limits_.connect);
+        mailbox_ = std::make_unique<Mailbox>(
+            library_, *domains_[0], limits_.connect, [this](std::function<void()> what) { put(std::move(what)); });
+        messages_ = std::make_unique<UserMessages>(engine_, *domains_[0], limits_.connect, *mailbox_, callbacks_);
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
-                                 [this](const Peer& peer) { tell(peer.why); },
+                                 [this](const Peer& peer) {
+                                     messages_->fail_to(peer.at[0], peer.why);
+                                     tell(peer.why);
+                                 },
                                  [this](const std::string& warning) { tell(warning); }};
         peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, limits_, *mailbox_, *transfers_, trace_, hooks);
         revocations_ = std::make_unique<Revocations>(*peers_, *transfers_);
@@ -303,6 +304,7 @@ private:
             transfers_->give_up_on_all(why);
             transfers_->forget_all();
             mailbox_->fail_all(why);
+            messages_->fail_all(why);
             revocations_->fail_all(why);
         }
         for (auto& [number, region] : std::exchange(regions_, {})) {
@@ -364,8 +366,9 @@ private:
         mailbox_->take(operation, bytes, error, [this](const Message& message) { receive(message); });
     }
     void receive(const Message& message) {
-        if (message.kind != MessageKind::payload) return peers_->receive(message);
-        if (on_message_) callbacks_.put([on_message = on_message_, text = message.text] { on_message(text); });
+        const bool is_of_users = message.kind == MessageKind::payload || message.kind == MessageKind::taken ||
+                                 message.kind == MessageKind::returned;
+        is_of_users ? messages_->receive(message) : peers_->receive(message);
     }
 
     const FabricLibrary& library_;
@@ -384,11 +387,11 @@ private:
     std::vector<DomainAddress> addresses_;
     std::unique_ptr<Mailbox> mailbox_;  // its buffers outlive the endpoints
     std::vector<std::unique_ptr<Domain>> domains_;
+    std::unique_ptr<UserMessages> messages_;
     std::unique_ptr<TransferQueue> transfers_;
     std::unique_ptr<Peers> peers_;
     std::unique_ptr<Revocations> revocations_;
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;  // that are open
-    OnMessage on_message_;
     OnPeer on_peer_;
     std::optional<Shuffle> shuffle_;
     std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot

@@ -1,6 +1,8 @@
 // TransferEngine: one-sided writes with counted immediates, on as many networks of this host as it was given.
 #pragma once
 
+#include <time.h>
+
 #include <chrono>
 #include <map>
 #include <memory>
@@ -124,13 +126,12 @@ public:
                           DomainGroupRouting routing,
                           Limit limit,
                           OnDone on_done) {
-        const auto src = find(src_region);
-        check_peer(dst);
+        auto [src, targets] = find(src_region, dst);
         check_range("source", src_offset, bytes, src->bytes);
         check_range("destination", dst_offset, bytes, dst.bytes);
         std::vector<TransferPiece> pieces;
         cut_write(src_offset, dst_offset, bytes, 0, spread(routing), pieces);
-        return submit(src, targets({dst}), std::move(pieces), imm, limit, std::move(on_done));
+        return submit(std::move(src), std::move(targets), std::move(pieces), imm, limit, std::move(on_done));
     }
 
     uint64_t submit_paged_writes(uint64_t src_region,
@@ -142,8 +143,7 @@ public:
                                  DomainGroupRouting routing,
                                  Limit limit,
                                  OnDone on_done) {
-        const auto src = find(src_region);
-        check_peer(dst);
+        auto [src, targets] = find(src_region, dst);
         if (src_pages.indices.size() != dst_pages.indices.size()) {
             throw std::invalid_argument(std::to_string(src_pages.indices.size()) + " source pages and " +
                                         std::to_string(dst_pages.indices.size()) +
@@ -152,13 +152,12 @@ public:
         check_pages("source", src_pages, page_bytes, src->bytes);
         check_pages("destination", dst_pages, page_bytes, dst.bytes);
         auto pieces = cut_pages(src_pages, dst_pages, page_bytes, spread(routing));
-        return submit(src, targets({dst}), std::move(pieces), imm, limit, std::move(on_done));
+        return submit(std::move(src), std::move(targets), std::move(pieces), imm, limit, std::move(on_done));
     }
 
     // An immediate alone.
     uint64_t submit_imm(const MemoryRegionDescriptor& dst, uint32_t imm, Limit limit, OnDone on_done) {
-        check_peer(dst);
-        return submit(nullptr, targets({dst}), {{0, next_domain(), 0, 0, 0}}, imm, limit, std::move(on_done));
+        return submit(nullptr, targets_at(dst), {{0, next_domain(), 0, 0, 0}}, imm, limit, std::move(on_done));
     }
     // Posts no more of a transfer; it ends when what is posted has. Nothing happens to one that has ended.
     void cancel(uint64_t transfer) { running().cancel(transfer); }
@@ -216,7 +215,18 @@ public:
         on_done.claim();
         group.send(to, std::move(payload), std::move(on_done));
     }
-    void on_message(OnMessage on_message) { running().on_message(std::move(on_message)); }
+    // Lends each message that comes, of up to `bytes`, to the callback; `count` at most at a time.
+    void submit_bouncing_recvs(uint64_t bytes, uint64_t count, OnMessage on_message) {
+        if (bytes < 1 || bytes > kMaxPayloadBytes) {
+            throw std::invalid_argument("receive buffers of " + std::to_string(bytes) + " bytes; wanted 1 to " +
+                                        std::to_string(kMaxPayloadBytes));
+        }
+        if (count < 1 || count > kMaxLent) {
+            throw std::invalid_argument(std::to_string(count) + " receive buffers; wanted 1 to " +
+                                        std::to_string(kMaxLent));
+        }
+        running().lend_messages_to(bytes, static_cast<uint32_t>(count), std::move(on_message));
+    }
 
     void on_peer(OnPeer on_peer) { running().on_peer(std::move(on_peer)); }
 
@@ -242,6 +252,8 @@ public:
     }
 
 private:
+    static constexpr uint64_t kMaxLent = 65536;  // receive buffers
+
     // A child of the process that made it has neither its threads nor its networks: they are left alone.
     bool is_forked() const { return num_forks.load(std::memory_order_relaxed) != made_after_; }
     void check_process() const {
@@ -262,6 +274,13 @@ private:
         watchers_.reset();
         group_.reset();
         callbacks_.reset();
+    }
+    // What steady_clock said up to kCoarse ago, at a fifth of its price: transfers are looked at every 5 ms only.
+    static constexpr std::chrono::milliseconds kCoarse{10};
+    static std::chrono::nanoseconds coarse_now() {
+        timespec time{};
+        clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+        return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
     }
     static uint64_t draw_number() {
         std::random_device random;
@@ -287,6 +306,27 @@ private:
         check_process();
         const std::lock_guard lock(mutex_);
         return at(regions_, region);
+    }
+    // Both under one lock: a short write is counted in nanoseconds.
+    std::pair<std::shared_ptr<MemoryRegion>, std::shared_ptr<Targets>> find(uint64_t src,
+                                                                            const MemoryRegionDescriptor& dst) {
+        check_process();
+        check_peer(dst);
+        const std::lock_guard lock(mutex_);
+        return {at(regions_, src), keep_targets(dst)};
+    }
+    std::shared_ptr<Targets> targets_at(const MemoryRegionDescriptor& dst) {
+        check_peer(dst);
+        const std::lock_guard lock(mutex_);
+        return keep_targets(dst);
+    }
+    // Transfers to the same memory share them, so that peers are looked up once. Under the lock.
+    std::shared_ptr<Targets> keep_targets(const MemoryRegionDescriptor& dst) {
+        constexpr size_t kMostKept = 1024;
+        if (targets_.size() > kMostKept) targets_.clear();
+        auto& kept = targets_[{dst.engine, dst.region}];
+        if (!kept || !(kept->memory[0] == dst)) kept = targets({dst});
+        return kept;
     }
     void check_peer(const MemoryRegionDescriptor& dst) const {
         if (dst.ways.size() != num_domains()) {
@@ -363,7 +403,7 @@ private:
         transfer->imm = imm;
         transfer->on_done = std::move(on_done);
         transfer->number = number;
-        transfer->until = std::chrono::steady_clock::now() + limit.value_or(transfer_limit_);
+        transfer->until = TimePoint(coarse_now()) + kCoarse + limit.value_or(transfer_limit_);
         group.submit(std::move(transfer));
         return number;
     }
@@ -377,7 +417,8 @@ private:
     std::unique_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     std::unique_ptr<ScalarWatchers> watchers_;
-    mutable std::mutex mutex_;   // of the regions
+    mutable std::mutex mutex_;                                                   // of the regions and targets
+    std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<Targets>> targets_;  // by engine and region
     Regions regions_, retired_;  // retired: on the way to be unregistered
     uint64_t num_regions_ = 0;
     std::atomic<uint64_t> num_transfers_ = 0;

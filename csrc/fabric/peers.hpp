@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fabric/clock_stamps.hpp"
 #include "fabric/mailbox.hpp"
 #include "fabric/messages.hpp"
 #include "fabric/peer.hpp"
@@ -102,7 +103,7 @@ public:
             for (auto& [key, region] : peer.regions) {
                 for (auto& transfer : region.waiting) {
                     if (transfer->number != number) continue;
-                    transfers_.end(transfer, {Outcome::cancelled, "cancelled: nothing was posted"});
+                    transfers_.end(*transfer, {Outcome::cancelled, "cancelled: nothing was posted"});
                     std::erase(region.waiting, std::shared_ptr<Transfer>(transfer));
                     return true;
                 }
@@ -136,6 +137,10 @@ public:
                 return send(peer, MessageKind::pong, 0, num_counted(peer), "");
             case MessageKind::pong:
                 return compare_counts(peer, message.count);
+            case MessageKind::ask_time:
+                return send(peer, MessageKind::tell_time, 0, 0, ClockStamps::answer(message.text));
+            case MessageKind::tell_time:
+                return stamps_.take(peers_, peer, message.text);
             case MessageKind::revoke:
                 return revoke(peer, message.region);
             case MessageKind::revoked:
@@ -170,6 +175,7 @@ public:
             fail_late(peer, now);
             look_for_life(peer, now);
         }
+        stamps_.look(peers_, now);
     }
 
     // This engine ends. Peers are told, and go on until they have said the same: where two engines share a process, a
@@ -210,7 +216,7 @@ private:
         mailbox_.send(peer.at[0], message, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
     }
     void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
-        transfers_.end(transfer, {Outcome::failed, why});
+        transfers_.end(*transfer, {Outcome::failed, why});
     }
     void fail_waiting(RemoteRegion& region, const std::string& why) {
         for (const auto& transfer : std::exchange(region.waiting, {})) refuse(transfer, why);
@@ -457,6 +463,8 @@ private:
     Mailbox& mailbox_;
     TransferQueue& transfers_;
     WorkerTrace& trace_;
+    ClockStamps stamps_{
+        trace_, [this](Peer& peer, MessageKind kind, const std::string& text) { send(peer, kind, 0, 0, text); }};
     const Hooks hooks_;
     std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
     std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address

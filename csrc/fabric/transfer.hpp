@@ -71,6 +71,7 @@ struct Transfer {
     uint64_t submitted = 0;  // HostTrack::now() where it is recorded
 
     // The worker's, once it was submitted.
+    size_t place = 0;  // among those that have started
     uint64_t num_posted = 0, num_ended = 0, num_arrived = 0;
     Result result;             // the first thing that went wrong: then no more is posted
     bool is_reported = false;  // on_done was called: what still comes is counted, nothing else

@@ -9,7 +9,6 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -44,9 +43,10 @@ public:
     }
     void start(const std::shared_ptr<Transfer>& transfer) {
         earliest_ = std::min(earliest_, transfer->until);
-        transfers_[transfer.get()] = transfer;
-        active_.push_back(transfer);
+        transfer->place = transfers_.size();
+        transfers_.push_back(transfer);
         post_one(transfer);  // at once: others may have thousands to go
+        if (transfer->has_more()) active_.push_back(transfer);
     }
 
     // Posts what there is room for.
@@ -63,17 +63,17 @@ public:
 
     // Takes a write that has ended.
     void take(Operation* operation, const std::string& error) {
-        const auto transfer = transfers_.at(static_cast<Transfer*>(operation->owner));
-        Peer& peer = *transfer->targets->peers[operation->target];
+        Transfer& transfer = *static_cast<Transfer*>(operation->owner);
+        Peer& peer = *transfer.targets->peers[operation->target];
         trace_.end_write(static_cast<uint32_t>(operation->index), operation->write, trace_.now());
-        if (!transfer->is_reported) leave_window(operation->index);
+        if (!transfer.is_reported) leave_window(operation->index);
         give_back(operation);
         --peer.num_under_way;
-        ++transfer->num_ended;
+        ++transfer.num_ended;
         if (error.empty()) {
             peer.is_heard = true;
-            peer.num_confirmed_imms += transfer->imm.has_value();
-            ++transfer->num_arrived;
+            peer.num_confirmed_imms += transfer.imm.has_value();
+            ++transfer.num_arrived;
         } else {
             peer.is_suspect = true;
             fail(transfer, {Outcome::failed, "write to " + peer.name + ": " + error});
@@ -83,10 +83,10 @@ public:
 
     // Posts no more of it, and ends it when what is posted has ended. Returns whether it was here and had more to post.
     bool cancel(uint64_t number) {
-        for (const auto& [at, transfer] : transfers_) {
+        for (const auto& transfer : transfers_) {
             if (transfer->number != number || !transfer->has_more()) continue;
-            fail(transfer, {Outcome::cancelled, "cancelled"});
-            end_if_over(std::shared_ptr<Transfer>(transfer));
+            fail(*transfer, {Outcome::cancelled, "cancelled"});
+            end_if_over(*transfer);
             return true;
         }
         return false;
@@ -100,19 +100,19 @@ public:
             if (now < transfer->until) {
                 earliest_ = std::min(earliest_, transfer->until);
             } else {
-                give_up(transfer, name_of(*transfer->targets), "the time limit is over");
+                give_up(*transfer, name_of(*transfer->targets), "the time limit is over");
             }
         }
     }
     // All to a peer that will not answer any more.
     void give_up_on(const Peer& peer, const std::string& why) {
         for (const auto& transfer : all_that([&](const Transfer& one) { return one.targets->has(peer); })) {
-            give_up(transfer, peer.name, why);
+            give_up(*transfer, peer.name, why);
         }
     }
     void give_up_on_all(const std::string& why) {
         for (const auto& transfer : all_that([](const Transfer&) { return true; })) {
-            give_up(transfer, name_of(*transfer->targets), why);
+            give_up(*transfer, name_of(*transfer->targets), why);
         }
     }
     // Posts no more to memory of a peer.
@@ -134,15 +134,15 @@ public:
     }
 
     // Ends for its user a transfer that is not here, or not any more.
-    void end(const std::shared_ptr<Transfer>& transfer, const Result& result) {
+    void end(Transfer& transfer, const Result& result) {
         const uint64_t at = trace_.now();
-        trace_.end(EngineTrack::transfers, transfer->queued, at);  // one that was never posted
-        trace_.end(EngineTrack::transfers, transfer->whole, at);
+        trace_.end(EngineTrack::transfers, transfer.queued, at);  // one that was never posted
+        trace_.end(EngineTrack::transfers, transfer.whole, at);
         if (result.outcome != Outcome::done) {
-            trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer->number);
+            trace_.mark<TransferEvent::failed>(EngineTrack::transfers, at, transfer.number);
         }
-        transfer->is_reported = true;
-        transfer->on_done.tell(result, callbacks_);
+        transfer.is_reported = true;
+        transfer.on_done.tell(result, callbacks_);
     }
 
     // The endpoints are closed: no provider will give anything back, or read anything.
@@ -185,8 +185,8 @@ private:
                 return false;
             }
             peer.is_suspect = true;
-            fail(transfer, {Outcome::failed, library_.describe("write to " + peer.name, result)});
-            end_if_over(transfer);
+            fail(*transfer, {Outcome::failed, library_.describe("write to " + peer.name, result)});
+            end_if_over(*transfer);
             return false;
         }
         if (trace_.is_on()) record_post(*transfer, piece, *operation, at);
@@ -211,46 +211,52 @@ private:
         const size_t count = targets.peers.size();
         return count == 1 ? targets.peers[0]->name : "a group of " + std::to_string(count) + " peers";
     }
-    static void fail(const std::shared_ptr<Transfer>& transfer, Result result) {
-        if (transfer->result.outcome == Outcome::done) transfer->result = std::move(result);
+    static void fail(Transfer& transfer, Result result) {
+        if (transfer.result.outcome == Outcome::done) transfer.result = std::move(result);
     }
     template <class Which>
     void fail_those(Which which, const std::string& why) {
         for (const auto& transfer : all_that(which)) {
-            fail(transfer, {Outcome::failed, "write to " + name_of(*transfer->targets) + ": " + why});
-            end_if_over(transfer);
+            fail(*transfer, {Outcome::failed, "write to " + name_of(*transfer->targets) + ": " + why});
+            end_if_over(*transfer);
         }
     }
-    void give_up(const std::shared_ptr<Transfer>& transfer, const std::string& who, const std::string& why) {
-        if (transfer->is_reported) return;
-        const bool is_doubtful = transfer->num_ended < transfer->num_posted;
+    void give_up(Transfer& transfer, const std::string& who, const std::string& why) {
+        if (transfer.is_reported) return;
+        const bool is_doubtful = transfer.num_ended < transfer.num_posted;
         fail(transfer, {Outcome::failed, ""});  // posts no more
         for (const auto& operation : operations_) {
-            if (operation->owner == transfer.get()) leave_window(operation->index);
+            if (operation->owner == &transfer) leave_window(operation->index);
         }
-        transfer->result = {is_doubtful ? Outcome::stalled : Outcome::failed, "write to " + who + ": " + why};
+        transfer.result = {is_doubtful ? Outcome::stalled : Outcome::failed, "write to " + who + ": " + why};
         report(transfer);
-        if (!is_doubtful) transfers_.erase(transfer.get());
+        if (!is_doubtful) forget(transfer);
     }
-    void end_if_over(const std::shared_ptr<Transfer>& transfer) {
-        if (!transfer->is_over()) return;
-        if (!transfer->is_reported) report(transfer);
-        transfers_.erase(transfer.get());
+    void end_if_over(Transfer& transfer) {
+        if (!transfer.is_over()) return;
+        if (!transfer.is_reported) report(transfer);
+        forget(transfer);
     }
-    void report(const std::shared_ptr<Transfer>& transfer) {
-        Result result = std::move(transfer->result);
-        if (result.outcome != Outcome::done) result.why += ": " + transfer->progress();
+    void report(Transfer& transfer) {
+        Result result = std::move(transfer.result);
+        if (result.outcome != Outcome::done) result.why += ": " + transfer.progress();
         end(transfer, result);
     }
     template <class Which>
     std::vector<std::shared_ptr<Transfer>> all_that(Which which) const {
         std::vector<std::shared_ptr<Transfer>> found;
-        for (const auto& [at, transfer] : transfers_) {
+        for (const auto& transfer : transfers_) {
             if (which(*transfer)) found.push_back(transfer);
         }
         return found;
     }
 
+    void forget(Transfer& transfer) {
+        auto& last = transfers_.back();
+        last->place = transfer.place;
+        transfers_[transfer.place].swap(last);
+        transfers_.pop_back();  // may end it
+    }
     void leave_window(uint64_t domain) {
         --under_way_[domain];
         --num_under_way_;
@@ -271,10 +277,10 @@ private:
     const std::vector<std::unique_ptr<Domain>>& domains_;
     CallbackThread& callbacks_;
     WorkerTrace& trace_;
-    std::deque<std::shared_ptr<Transfer>> active_;  // that have writes left to post
-    std::unordered_map<Transfer*, std::shared_ptr<Transfer>> transfers_;
-    TimePoint earliest_ = TimePoint::max();  // no transfer's time is over before
-    std::vector<uint32_t> under_way_;        // writes in each domain, as num_under_way_
+    std::deque<std::shared_ptr<Transfer>> active_;      // that have writes left to post
+    std::vector<std::shared_ptr<Transfer>> transfers_;  // all, each at its place
+    TimePoint earliest_ = TimePoint::max();             // no transfer's time is over before
+    std::vector<uint32_t> under_way_;                   // writes in each domain, as num_under_way_
     uint64_t num_under_way_ = 0;
     std::vector<std::unique_ptr<Operation>> operations_;
     Operation* free_operations_ = nullptr;

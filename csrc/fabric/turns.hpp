@@ -58,56 +58,63 @@ public:
     template <class IsReached>
     bool wait(IsReached is_reached, std::chrono::nanoseconds limit) {
         if (is_reached()) return true;
-        Driver driver(*this);
         std::optional<Clock::time_point> until;  // what comes at once is not worth a look at the clock
         bool has_reached = false;
         const auto do_some = [&] {
+            is_driven_.store(true, std::memory_order_relaxed);
             for (uint32_t i = 0; i < kTurnsInARow && !has_reached; ++i) {
-                turn_();
+                turn_(false);
                 has_reached = is_reached();
             }
         };
         while (true) {
             if (!try_between(do_some)) {
+                is_driven_.store(true, std::memory_order_relaxed);
                 sched_yield();
                 has_reached = is_reached();
             }
             if (has_reached) return true;
             const auto now = Clock::now();
             if (!until) until = now + std::min<std::chrono::nanoseconds>(limit, kDrivesFor);
-            if (now >= *until) return driver.has_given_up = true, false;
+            if (now >= *until) break;
         }
+        is_driven_.store(false, std::memory_order_relaxed);
+        wake();
+        return false;
     }
 
     // ---- the worker ----
 
-    // Does turns until is_over(). turn() says whether it found something to do; may_sleep(), between two turns, whether
-    // the descriptors tell all that can happen next; has_requests(), at any time, whether something was put.
+    // Does turns until is_over(). turn(has_slept) says whether it found something to do; may_sleep(), between two
+    // turns, whether the descriptors tell all that can happen next; has_requests(), at any time, whether something was
+    // put.
     template <class IsOver, class MaySleep, class HasRequests>
-    void work(std::function<bool()> turn,
+    void work(std::function<bool(bool)> turn,
               IsOver is_over,
               MaySleep may_sleep,
               HasRequests has_requests,
               const std::vector<int>& descriptors) {
         set_turn(std::move(turn));
         std::chrono::microseconds rest_for = kLeastRest;
+        bool has_slept = false;
         for (uint32_t idle_turns = 0;;) {
             bool is_busy = false;
             {
                 const std::lock_guard lock(turn_mutex_);
-                is_busy = turn_();
+                is_busy = turn_(std::exchange(has_slept, false));
                 if (is_over()) break;
             }
             idle_turns = is_busy ? 0 : idle_turns + 1;
-            if (was_driven_.exchange(false, std::memory_order_relaxed) ||
-                num_drivers_.load(std::memory_order_relaxed)) {
+            if (is_driven_.exchange(false, std::memory_order_relaxed)) {
                 sleep(Sleep::resting, rest_for, {}, has_requests);
+                has_slept = true;
                 rest_for = std::min(2 * rest_for, kMostRest);
                 continue;
             }
             rest_for = kLeastRest;
             if (idle_turns > 2 * kSpins) {
                 nap(may_sleep, has_requests, descriptors);
+                has_slept = true;
             } else if (idle_turns > kSpins) {
                 sched_yield();
             }
@@ -125,19 +132,7 @@ private:
     static constexpr auto kNap = std::chrono::microseconds(50);  // where nothing tells that something has come
     static constexpr auto kSleep = std::chrono::milliseconds(10);
 
-    // Relaxed: it only says to the worker that it may rest. What turns do is ordered by turn_mutex_.
-    struct Driver {
-        explicit Driver(Turns& turns) : turns(turns) { turns.num_drivers_.fetch_add(1, std::memory_order_relaxed); }
-        ~Driver() {
-            turns.was_driven_.store(!has_given_up, std::memory_order_relaxed);
-            turns.num_drivers_.fetch_sub(1, std::memory_order_relaxed);
-            if (has_given_up) turns.wake();
-        }
-        Turns& turns;
-        bool has_given_up = false;
-    };
-
-    void set_turn(std::function<bool()> turn) {
+    void set_turn(std::function<bool(bool)> turn) {
         const std::lock_guard lock(turn_mutex_);
         turn_ = std::move(turn);
     }
@@ -172,10 +167,11 @@ private:
 
     const int wakes_;
     std::mutex turn_mutex_;
-    std::function<bool()> turn_;  // none: the worker has ended, or has not begun
+    std::function<bool(bool)> turn_;  // none: the worker has ended, or has not begun
     std::atomic<Sleep> sleep_ = Sleep::awake;
-    std::atomic<bool> was_driven_ = false;  // since the worker last looked
-    std::atomic<uint32_t> num_drivers_ = 0;
+    // By another thread, since the worker last looked. Relaxed: it only says to the worker that it may rest. What turns
+    // do is ordered by turn_mutex_.
+    std::atomic<bool> is_driven_ = false;
     std::vector<pollfd> polled_;  // the worker's
 };
 
