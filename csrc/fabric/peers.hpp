@@ -114,7 +114,10 @@ public:
 
     // An immediate has come from an address.
     void count_imm(uint32_t domain, fi_addr_t source) {
-        if (source >= kMaxCounted) return;  // the provider does not know
+        if (source >= kMaxCounted) {  // the provider does not know
+            is_count_known_ = false;
+            return;
+        }
         auto& counts = num_imms_[domain];
         if (source >= counts.size()) counts.resize(source + 1);
         ++counts[source];
@@ -134,7 +137,7 @@ public:
             case MessageKind::refusal:
                 return refuse_region(peer, message.region, message.text);
             case MessageKind::ping:
-                return send(peer, MessageKind::pong, 0, num_counted(peer), "");
+                return send(peer, MessageKind::pong, 0, is_count_known_ ? num_counted(peer) : kUnknown, "");
             case MessageKind::pong:
                 return compare_counts(peer, message.count);
             case MessageKind::ask_time:
@@ -206,6 +209,7 @@ private:
     static constexpr fi_addr_t kMaxCounted = 1 << 20;
     static constexpr uint32_t kPings = 4;  // within the limit
     static constexpr uint32_t kNobody = ~0u;
+    static constexpr uint64_t kUnknown = ~uint64_t{0};  // and never less than was confirmed
     static constexpr char kUnregistered[] = "the memory was unregistered";
     static constexpr char kOneDirection[] =
         "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
@@ -390,7 +394,7 @@ private:
         peer.liveness = {};
         if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
-        mailbox_.fail_unsent_to(peer.at[0], peer.why);
+        mailbox_.give_up_on(peer.at[0], peer.why);
     }
     void set_dead(Peer& peer, const std::string& what) {
         if (peer.state == Peer::State::dead) return;
@@ -467,6 +471,7 @@ private:
         trace_, [this](Peer& peer, MessageKind kind, const std::string& text) { send(peer, kind, 0, 0, text); }};
     const Hooks hooks_;
     std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
+    bool is_count_known_ = true;                    // of each immediate, who sent it
     std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address
     std::vector<std::vector<uint32_t>> number_at_;  // the same
     uint64_t num_changes_ = 1;                      // of memory that could be used
