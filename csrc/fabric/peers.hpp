@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cinttypes>
+#include <cstdio>
 #include <functional>
-#include <iomanip>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -251,10 +251,9 @@ private:
         peer.first_imm.assign(peer.at.size(), 0);
         peer.first_imm = counts_of(peer);
         peer.liveness = Liveness(*domains_[0], addresses[0]);
-        std::ostringstream name;
-        name << "engine " << std::hex << std::setw(16) << std::setfill('0') << engine << " at "
-             << domains_[0]->name_of(addresses[0]);
-        peer.name = name.str();
+        char number[2 * sizeof(engine) + 1];
+        std::snprintf(number, sizeof(number), "%016" PRIx64, engine);
+        peer.name = std::string("engine ") + number + " at " + domains_[0]->name_of(addresses[0]);
         peer.next_ping = std::chrono::steady_clock::now() + limits_.silence / kPings;
     }
     void ask(Peer& peer, RemoteRegion& region) {
