@@ -171,6 +171,10 @@ def test_messages_between_engines_of_a_process_over_shm_take_one_direction():
         send(made, bytes(8000))
     wait_until(lambda: len(messages) == 300)
     assert messages == [8000] * 300
+    flag = DoneFlag()
+    made.target.submit_send(made.source.main_address, bytes(8000), flag)  # libfabric would end the process
+    with pytest.raises(TransferError, match="send: shm: both engines are in this process, and the peer met this one"):
+        flag.wait(LIMIT_S)
     made.stop()
 
 
