@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from fabric_pairs import LIMIT_S, LOOPBACK, Done
 
 from tracekern.errors import BadInput
 from tracekern.fabric import DoneCounter, DoneFlag, Net, TransferEngine, TransferError
+from tracekern.record.session import capture
+from tracekern.timeline.load import load
 
 NETS = [[LOOPBACK, Net("tcp", "127.0.0.2")], [Net("tcp", "127.0.0.3"), Net("tcp", "127.0.0.4")]]
 NUM_BYTES = 1 << 16
@@ -83,6 +86,22 @@ def test_a_group_that_is_dropped_alone_leaves_the_others(two):
     source.submit_write(src, dst, 64, on_done=(flag := DoneFlag()))
     flag.wait(LIMIT_S)
     assert memory.all()
+
+
+def test_all_groups_are_recorded(two, tmp_path: Path):
+    source, target = two
+    counter = target.make_imm_counter(3)
+    with capture(tmp_path, device="cpu") as session, source.traced(session), target.traced(session):
+        for group, peer in zip(source.groups, target.groups, strict=True):
+            src, _ = group.register_tensor(torch.ones(64))
+            _, dst = peer.register_tensor(torch.zeros(64))
+            group.submit_write(src, dst, 256, imm=3, on_done=(flag := DoneFlag()))
+            counter.wait(2, LIMIT_S)
+            flag.wait(LIMIT_S)
+    timeline = load(tmp_path)
+    names = [timeline.events[event].name for event in timeline.spans.event]
+    assert (names.count("transfer"), names.count("write_imm"), names.count("wait_imm")) == (2, 4, 2)
+    assert timeline.problems == ()
 
 
 def test_groups_need_as_many_domains():
