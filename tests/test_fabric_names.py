@@ -13,7 +13,7 @@ import torch
 from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine
 
 from tracekern.errors import BadInput
-from tracekern.fabric import DomainAddress, DoneFlag, MemoryRegionDescriptor, ScatterSlice, TransferError
+from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, MemoryRegionDescriptor, ScatterSlice, TransferError
 
 NUM_FUZZED = 10_000
 
@@ -54,6 +54,28 @@ def test_ten_thousand_fuzzed_addresses_are_whole_or_refused_in_one_line():
     whole = str(made.main_address).encode()
     said = refusals(lambda text: str(DomainAddress.from_text(text.decode("latin-1"))).encode(), whole)
     assert all(line.startswith(("domain address ", "a domain address has ")) for line in said)
+    made.stop()
+
+
+def test_no_byte_is_written_by_a_descriptor_that_was_changed():
+    """Its owner is asked before the first write: it knows what it gave out."""
+    made, chance, done = Pair(NETS["tcp"], 1000), random.Random(10), DoneCounter()
+    whole = made.dst.to_bytes()
+    numbers = [*range(24), *range(len(whole) - 16, len(whole))]  # engine, region, size; key and base behind an address
+    changed = [bytearray(whole) for _ in range(300)]
+    for packed in changed:
+        packed[chance.choice(numbers)] ^= 1 << chance.randrange(8)
+    num_refused = 0
+    for packed in changed:
+        try:
+            made.source.submit_write(made.src, MemoryRegionDescriptor(bytes(packed)), 8, imm=1, on_done=done)
+        except BadInput:
+            num_refused += 1
+    with pytest.raises(TransferError, match="transfers failed"):
+        done.wait(len(changed) - num_refused, LIMIT_S)
+    assert (done.done, done.errors) == (0, len(changed) - num_refused)
+    assert not made.received.any()
+    assert made.target.remove_imm_count(1) == (0, 0)
     made.stop()
 
 
