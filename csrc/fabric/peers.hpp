@@ -75,7 +75,7 @@ public:
         for (const auto& memory : targets.memory) {
             Peer& peer = meet(memory);
             if (peer.state == Peer::State::dead) return {peer.why, nullptr};
-            if (!peer.no_writes.empty()) return {peer.no_writes, nullptr};
+            if (auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) return {std::move(why), nullptr};
             const auto [found, is_new] = peer.regions.try_emplace(memory.region);
             RemoteRegion& region = found->second;
             if (is_new) {
@@ -208,9 +208,6 @@ private:
     static constexpr uint32_t kPings = 4;  // within the limit
     static constexpr uint32_t kNobody = ~0u;
     static constexpr char kUnregistered[] = "the memory was unregistered";
-    static constexpr char kOneDirection[] =
-        "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
-        "direction only; use tcp";
 
     void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
         transfers_.end(*transfer, {Outcome::failed, why});
@@ -276,9 +273,9 @@ private:
         Peer& peer = peers_[hello.engine];
         if (peer.at.empty()) introduce(peer, hello.engine, hello.addresses);
         if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
-        if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
-            peer.no_writes = kOneDirection;
-            for (auto& [number, region] : peer.regions) fail_waiting(region, peer.no_writes);
+        if (peer.state == Peer::State::connecting) domains_[0]->came_first(hello.addresses[0], peer.at[0]);
+        if (const auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) {
+            for (auto& [number, region] : peer.regions) fail_waiting(region, why);
         }
         peer.state = Peer::State::ready;
         peer.is_heard = true;
