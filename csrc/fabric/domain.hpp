@@ -151,12 +151,15 @@ public:
         memory = {};
     }
 
-    // Each address once, however often it comes.
+    // Each address once, however often it comes. None is taken out again: shm crashes then.
     fi_addr_t insert(const DomainAddress& address) {
         if (const auto known = places_.find(address.bytes); known != places_.end()) return known->second;
         fi_addr_t place = FI_ADDR_UNSPEC;
-        if (!is_whole(address) || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
-            throw std::runtime_error(net_.provider + ": not an address of this network");
+        if (!is_whole(address)) throw std::runtime_error(net_.provider + ": not an address of this network");
+        if (fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1) {
+            throw std::runtime_error(net_.provider + ": no room for another peer after " +
+                                     std::to_string(places_.size()) + "; make another engine");
+        }
         places_[address.bytes] = place;
         return place;
     }
