@@ -3,16 +3,25 @@
     python fabric_peer.py PROVIDER SOURCE BYTES
 
 Prints the memory's descriptor. A line of its input is a request, a line of its output the answer: `unregister`,
-`register` (answers the descriptor), `sum` (of the bytes), `counted N` (immediate N), `stop`.
+`register` (answers the descriptor), `sum` (of the bytes), `counted N` (immediate N), `write DESCRIPTOR` (answers what
+the transfer ended with), `stop`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
 
-from tracekern.fabric import MemoryRegionHandle, Net, TransferEngine
+from tracekern.fabric import (
+    DoneFlag,
+    MemoryRegionDescriptor,
+    MemoryRegionHandle,
+    Net,
+    TransferEngine,
+    TransferError,
+)
 
 LIMIT_S = 30.0
 
@@ -35,11 +44,20 @@ class Target:
         self.handle, descriptor = self.engine.register_memory(address, len(self.memory), self.memory)
         return descriptor.to_bytes().hex()
 
+    def write(self, dst: MemoryRegionDescriptor) -> str:
+        done = DoneFlag()
+        self.engine.submit_write(self.handle, dst, len(self.memory), imm=1, on_done=done)
+        with contextlib.suppress(TransferError):
+            done.wait(LIMIT_S)
+        return str(done.error)
+
     def answer(self, request: str, *arguments: str) -> str:
         if request == "register":
             return self.register()
         if request == "unregister":
             self.engine.unregister_memory(self.handle)
+        elif request == "write":
+            return self.write(MemoryRegionDescriptor(bytes.fromhex(arguments[0])))
         elif request == "sum":
             return str(sum(self.memory[:]))
         elif request == "counted":

@@ -137,7 +137,7 @@ def test_sampling_is_not_due_at_the_first_launch_of_a_rank_that_opens_sooner():
             return [value]
 
     try:
-        CaptureClocks("here").open(HostDevice(), segment, Meeting(0, 1), "clock-samples-test", one_host=True)
+        CaptureClocks("here").open(HostDevice(), segment, Meeting(0, 1), "clock-samples-test")
     finally:
         segment.unlink()
         segment.close()

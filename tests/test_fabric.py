@@ -116,17 +116,6 @@ def test_immediates_that_come_early_are_kept(tcp):
     assert tcp.target.remove_imm_count(11) == (1, 0)
 
 
-def test_messages_arrive_whole(tcp):
-    messages: list[bytes] = []
-    tcp.target.on_message(messages.append)
-    done, sent = Done(), [bytes([number]) * (100 * number) for number in range(1, 40)]
-    for payload in sent:
-        tcp.source.submit_send(tcp.target.main_address, payload, done)
-    assert done.wait(len(sent)) == [None] * len(sent)
-    wait_until(lambda: len(messages) >= len(sent))
-    assert sorted(messages) == sorted(sent)
-
-
 @pytest.mark.parametrize("address", [b"nobody", b"x" * 200])
 def test_a_message_to_no_address_is_an_error_and_the_engine_goes_on(tcp, address):
     done = Done()

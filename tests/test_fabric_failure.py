@@ -289,6 +289,41 @@ def test_the_engine_keeps_the_memory_of_a_tensor_that_its_user_drops(pair):
     assert pair.received[: 1 << 16].eq(5).all()
 
 
+@both_providers
+def test_memory_is_held_until_a_stopped_peer_confirms_or_dies(net):
+    with source_and_peer(net) as (target, peer):
+        handles = []
+        for _ in range(2):
+            handle, dst = target.engine.register_tensor(torch.ones(PAGE, dtype=torch.uint8))
+            assert peer.ask(f"write {dst.to_bytes().hex()}") == "None"
+            handles.append(handle)
+        peer.signal(signal.SIGSTOP)
+        for handle in handles:
+            with pytest.raises(TransferError, match="may still write there: it has not confirmed") as held:
+                target.engine.unregister_memory(handle, timeout_s=0.1)
+            assert held.value.outcome == "stalled"
+        peer.signal(signal.SIGCONT)
+        target.engine.unregister_memory(handles[0])
+
+        handle, dst = target.engine.register_tensor(torch.ones(PAGE, dtype=torch.uint8))
+        assert peer.ask(f"write {dst.to_bytes().hex()}") == "None"
+        peer.signal(signal.SIGSTOP)
+        peer.signal(signal.SIGKILL)
+        target.engine.unregister_memory(handle)
+
+
+def test_a_peer_that_is_slow_to_answer_is_asked_again():
+    with source_and_peer(LOOPBACK) as (source, peer):
+        peer.signal(signal.SIGSTOP)
+        done = Done()
+        source.write_pages(peer.descriptor, done, timeout_s=0.1)
+        (error,) = done.wait()
+        assert error.outcome == "failed"
+        assert "has not answered within the time limit: nothing was posted" in str(error)
+        peer.signal(signal.SIGCONT)
+        assert source.write_once(peer.descriptor) is None
+
+
 @pytest.mark.parametrize("change", ["key", "bytes"])
 def test_a_descriptor_that_was_changed_is_refused_by_its_owner(pair, change):
     packed = bytearray(pair.dst.to_bytes())

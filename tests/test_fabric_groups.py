@@ -39,9 +39,8 @@ class Fan:
         self.sent = torch.randint(1, 256, (NUM_BYTES,), dtype=torch.uint8)
         self.received = [torch.zeros(NUM_BYTES, dtype=torch.uint8) for _ in self.targets]
         self.src, self.own = self.source.register_tensor(self.sent)
-        self.memory = [
-            target.register_tensor(memory)[1] for target, memory in zip(self.targets, self.received, strict=True)
-        ]
+        registered = [made.register_tensor(memory) for made, memory in zip(self.targets, self.received, strict=True)]
+        self.handles, self.memory = [handle for handle, _ in registered], [memory for _, memory in registered]
         self.group = self.source.add_peer_group(self.memory)
 
     def stop(self) -> None:
@@ -205,6 +204,41 @@ def test_nothing_is_written_before_all_peers_have_answered():
     assert there.target.remove_imm_count(6) == (1, 0)
     made.stop()
     there.stop()
+
+
+def test_memory_that_a_peer_takes_back_ends_its_group_alone():
+    made = Fan(NETS["tcp"])
+    slices, rest = [ScatterSlice(100)] * 3, made.source.add_peer_group(made.memory[1:])
+    made.source.submit_scatter(made.group, made.src, slices, on_done=(first := DoneFlag()))
+    first.wait(LIMIT_S)
+    made.targets[0].unregister_memory(made.handles[0])
+    for memory in made.received:
+        memory.zero_()
+    made.source.submit_scatter(made.group, made.src, slices, on_done=(refused := DoneFlag()))
+    with pytest.raises(TransferError, match="the memory was unregistered"):
+        refused.wait(LIMIT_S)
+    assert not any(memory.any() for memory in made.received)
+    made.source.submit_scatter(rest, made.src, slices[1:], on_done=(second := DoneFlag()))
+    second.wait(LIMIT_S)
+    assert [int(memory.count_nonzero()) for memory in made.received] == [0, 100, 100]
+    made.stop()
+
+
+def test_a_peer_that_stops_ends_the_transfers_of_its_group():
+    made = Fan(NETS["tcp"])
+    slices = [ScatterSlice(100)] * 3
+    made.source.submit_scatter(made.group, made.src, slices, on_done=(first := DoneFlag()))
+    first.wait(LIMIT_S)
+    made.targets[2].stop()
+    ended = DoneFlag()
+    made.source.submit_scatter(made.group, made.src, slices, on_done=ended)
+    with pytest.raises(TransferError):
+        ended.wait(LIMIT_S)
+    made.source.submit_scatter(
+        made.source.add_peer_group(made.memory[:2]), made.src, slices[:2], on_done=(second := DoneFlag())
+    )
+    second.wait(LIMIT_S)
+    made.stop()
 
 
 def scatter(fan: Fan, *slices: ScatterSlice, **options: Any) -> Any:

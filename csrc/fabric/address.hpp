@@ -88,11 +88,13 @@ public:
         std::copy(taken.begin(), taken.end(), reinterpret_cast<char*>(&value));
         return value;
     }
-    std::string text(size_t limit) {
+    // Lies in the bytes.
+    std::string_view view(size_t limit) {
         const uint32_t size = number<uint32_t>();
         if (size > limit) refuse("a part of " + std::to_string(size) + " bytes");
-        return std::string(take(size));
+        return take(size);
     }
+    std::string text(size_t limit) { return std::string(view(limit)); }
     void end() const {
         if (!bytes_.empty()) refuse(std::to_string(bytes_.size()) + " bytes left over");
     }

@@ -110,6 +110,12 @@ bool wait_for_count(Counter& counter, uint64_t count, double timeout_s) {
 }
 
 void bind_waiting(py::module_& module) {
+    py::class_<LentBuffer, std::shared_ptr<LentBuffer>>(module, "LentBuffer", py::buffer_protocol())
+        .def_buffer([](const LentBuffer& lent) {
+            const auto bytes = lent.bytes();
+            return py::buffer_info(reinterpret_cast<const uint8_t*>(bytes.data()),
+                                   static_cast<py::ssize_t>(bytes.size()));
+        });
     py::class_<ImmCounter, std::shared_ptr<ImmCounter>>(module, "ImmCounter")
         .def_property_readonly("imm", &ImmCounter::imm)
         .def_property_readonly("count", &ImmCounter::count)
@@ -256,20 +262,34 @@ void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) 
              });
 }
 
+// As a view that ends with the call. Parts of it that are kept keep the buffer.
+void lend_to(const py::function& on_message, std::shared_ptr<LentBuffer> lent) {
+    py::memoryview view(py::cast(std::move(lent)));
+    try {
+        on_message(view);
+    } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("a callback of a TransferEngine");
+    }
+    try {
+        view.attr("release")();
+    } catch (py::error_already_set& error) {
+        if (!error.matches(PyExc_BufferError)) throw;
+    }
+}
+
 void bind_messages(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("submit_send",
              [](Engine& engine, const DomainAddress& to, const py::bytes& payload, const py::object& on_done) {
                  engine.submit_send(to, payload, to_on_done(on_done));
              })
-        .def("on_message",
-             [](Engine& engine, const py::function& on_message) {
-                 auto callback = call_back<py::bytes>(on_message);
+        .def("submit_bouncing_recvs",
+             [](Engine& engine, uint64_t bytes, uint64_t count, const py::function& on_message) {
+                 const OnMessage lend = [kept = keep(on_message)](std::shared_ptr<LentBuffer> lent) {
+                     call_python<void>([&] { lend_to(*kept, std::move(lent)); });
+                 };
                  const py::gil_scoped_release release;
-                 engine.on_message([callback](const std::string& text) {
-                     const py::gil_scoped_acquire acquire;
-                     callback(py::bytes(text));
-                 });
+                 engine.submit_bouncing_recvs(bytes, count, lend);
              })
         .def("on_peer",
              [](Engine& engine, const py::function& on_peer) {

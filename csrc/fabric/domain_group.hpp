@@ -29,10 +29,10 @@
 #include "fabric/shuffle.hpp"
 #include "fabric/transfer_queue.hpp"
 #include "fabric/turns.hpp"
+#include "fabric/user_messages.hpp"
 
 namespace tracekern {
 
-using OnMessage = std::function<void(std::string)>;
 // Called with what is wrong with a peer: it is dead, or has lost writes.
 using OnPeer = std::function<void(const std::string&)>;
 
@@ -118,17 +118,14 @@ public:
         });
     }
     void send(DomainAddress to, std::string payload, OnDone on_done) {
-        put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)] {
-            const Mailbox::OnSent on_sent = [this, on_done](const std::string& error) mutable {
-                on_done.tell({error.empty() ? Outcome::done : Outcome::failed, error}, callbacks_);
-            };
-            if (is_broken()) return on_sent(broken_);
-            try {
-                const Message message{MessageKind::payload, engine_, 0, 0, 0, {}, payload};
-                mailbox_->send(domains_[0]->insert(to), message, on_sent);
-            } catch (const std::runtime_error& error) {
-                on_sent(std::string("send: ") + error.what());
-            }
+        put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)]() mutable {
+            if (is_broken()) return on_done.tell({Outcome::failed, broken_}, callbacks_);
+            messages_->send(to, payload, std::move(on_done));
+        });
+    }
+    void lend_messages_to(uint64_t bytes, uint32_t count, OnMessage on_message) {
+        call([this, bytes, count, on_message = std::move(on_message)] {
+            messages_->lend_to(bytes, count, std::move(on_message));
         });
     }
     // The region has a track for each EngineTrack and domain.
@@ -149,13 +146,10 @@ public:
     void shuffle(uint32_t seed) {
         call([&] { shuffle_.emplace(seed); });
     }
-    void on_message(OnMessage on_message) {
-        call([&] { on_message_ = std::move(on_message); });
-    }
 
 private:
-    // How long an engine that ends waits for what it has posted, and then for peers to stop posting.
-    static constexpr std::chrono::seconds kStopLimit{5}, kGoodbyeLimit{1};
+    // How long an engine that ends waits for writes of which none ends, and then for peers to stop theirs.
+    static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1};
 
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
@@ -258,20 +252,21 @@ private:
         next_look_ = now + std::chrono::milliseconds(5);
         transfers_->end_late(now);
         peers_->look(now);
+        messages_->look(now);
         revocations_->look(now);
     }
 
     // Returns whether the engine can end: what is posted has ended, or its time is over, and peers are told.
     bool finish(bool is_busy) {
         const auto now = std::chrono::steady_clock::now();
-        if (!last_moment_) last_moment_ = now + kStopLimit;
         transfers_->fail_all_unposted("the engine was stopped");
-        const bool is_waiting = !is_goodbye_said_ && (is_busy || transfers_->num_under_way() != 0);
+        if (!last_moment_ || (is_busy && !is_goodbye_said_)) last_moment_ = now + kStopLimit;
+        const bool is_waiting = !is_goodbye_said_ && transfers_->num_under_way() + messages_->num_waiting() != 0;
         if (is_waiting && now < *last_moment_) return false;
         if (!is_goodbye_said_) last_moment_ = now + kGoodbyeLimit;
         is_goodbye_said_ = true;
         peers_->say_goodbye();
-        return now >= *last_moment_ || (!is_busy && peers_->are_gone() && mailbox_->num_waiting() == 0);
+        return now >= *last_moment_ || (peers_->are_gone() && mailbox_->num_waiting() == 0);
     }
 
     // Memory comes after the pinning, so that it is near.
@@ -288,10 +283,15 @@ private:
         }
         for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
         if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
-        mailbox_ = std::make_unique<Mailbox>(library_, *domains_[0], limits_.connect);
+        mailbox_ = std::make_unique<Mailbox>(
+            library_, *domains_[0], limits_.connect, [this](std::function<void()> what) { put(std::move(what)); });
+        messages_ = std::make_unique<UserMessages>(engine_, *domains_[0], limits_.connect, *mailbox_, callbacks_);
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
-                                 [this](const Peer& peer) { tell(peer.why); },
+                                 [this](const Peer& peer) {
+                                     messages_->fail_to(peer.at[0], peer.why);
+                                     tell(peer.why);
+                                 },
                                  [this](const std::string& warning) { tell(warning); }};
         peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, limits_, *mailbox_, *transfers_, trace_, hooks);
         revocations_ = std::make_unique<Revocations>(*peers_, *transfers_);
@@ -304,6 +304,7 @@ private:
             transfers_->give_up_on_all(why);
             transfers_->forget_all();
             mailbox_->fail_all(why);
+            messages_->fail_all(why);
             revocations_->fail_all(why);
         }
         for (auto& [number, region] : std::exchange(regions_, {})) {
@@ -365,8 +366,9 @@ private:
         mailbox_->take(operation, bytes, error, [this](const Message& message) { receive(message); });
     }
     void receive(const Message& message) {
-        if (message.kind != MessageKind::payload) return peers_->receive(message);
-        if (on_message_) callbacks_.put([on_message = on_message_, text = message.text] { on_message(text); });
+        const bool is_of_users = message.kind == MessageKind::payload || message.kind == MessageKind::taken ||
+                                 message.kind == MessageKind::returned;
+        is_of_users ? messages_->receive(message) : peers_->receive(message);
     }
 
     const FabricLibrary& library_;
@@ -385,11 +387,11 @@ private:
     std::vector<DomainAddress> addresses_;
     std::unique_ptr<Mailbox> mailbox_;  // its buffers outlive the endpoints
     std::vector<std::unique_ptr<Domain>> domains_;
+    std::unique_ptr<UserMessages> messages_;
     std::unique_ptr<TransferQueue> transfers_;
     std::unique_ptr<Peers> peers_;
     std::unique_ptr<Revocations> revocations_;
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;  // that are open
-    OnMessage on_message_;
     OnPeer on_peer_;
     std::optional<Shuffle> shuffle_;
     std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot

@@ -215,7 +215,18 @@ public:
         on_done.claim();
         group.send(to, std::move(payload), std::move(on_done));
     }
-    void on_message(OnMessage on_message) { running().on_message(std::move(on_message)); }
+    // Lends each message that comes, of up to `bytes`, to the callback; `count` at most at a time.
+    void submit_bouncing_recvs(uint64_t bytes, uint64_t count, OnMessage on_message) {
+        if (bytes < 1 || bytes > kMaxPayloadBytes) {
+            throw std::invalid_argument("receive buffers of " + std::to_string(bytes) + " bytes; wanted 1 to " +
+                                        std::to_string(kMaxPayloadBytes));
+        }
+        if (count < 1 || count > kMaxLent) {
+            throw std::invalid_argument(std::to_string(count) + " receive buffers; wanted 1 to " +
+                                        std::to_string(kMaxLent));
+        }
+        running().lend_messages_to(bytes, static_cast<uint32_t>(count), std::move(on_message));
+    }
 
     void on_peer(OnPeer on_peer) { running().on_peer(std::move(on_peer)); }
 
@@ -241,6 +252,8 @@ public:
     }
 
 private:
+    static constexpr uint64_t kMaxLent = 65536;  // receive buffers
+
     // A child of the process that made it has neither its threads nor its networks: they are left alone.
     bool is_forked() const { return num_forks.load(std::memory_order_relaxed) != made_after_; }
     void check_process() const {

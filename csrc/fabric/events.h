@@ -18,6 +18,7 @@
     EVENT(failed,    sync,   completion, "",                        "transfer:13",                    "")              \
     EVENT(arrival,   sync,   completion, "immediates immediate imm", "peer:10 imm:32 number:11",      "")              \
     EVENT(reached,   sync,   completion, "",                        "imm:32 count:23",                "")              \
+    EVENT(round_trip, work,  completion, "",                        "peer:10 ahead:45",               "")              \
     EVENT(wait_imm,  wait,   completion, "immediates immediate imm", "imm:32 wanted:23",              "")
 // clang-format on
 TK_DEFINE_EVENTS(TransferEvent, TK_TRANSFER_EVENTS)
@@ -29,6 +30,7 @@ enum class EngineTrack : uint32_t {
     transfers,  // the worker
     arrivals,   // the worker
     waits,      // threads that wait, one at a time
+    clocks,     // the worker
     first_domain,
 };
 

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -37,6 +38,7 @@ public:
         std::swap(process_, other.process_);
         std::swap(probe_, other.probe_);
         std::swap(listener_, other.listener_);
+        std::swap(interval_, other.interval_);
         std::swap(next_probe_, other.next_probe_);
         return *this;
     }
@@ -45,15 +47,25 @@ public:
         if (probe_ >= 0) close(probe_);
     }
 
-    // True: it has ended for certain. Returns at once; a socket is only asked when there is a reason to.
+    // True: it has ended for certain. Returns at once. A socket is asked when the peer is suspected for a while, and
+    // less and less often: one that is stopped has to take each connection later.
     bool is_gone(bool is_suspect, std::chrono::steady_clock::time_point now) {
         if (process_ >= 0) return is_ready(process_, POLLIN);
-        if (!is_suspect || listener_.empty() || now < next_probe_) return false;
-        next_probe_ = now + std::chrono::milliseconds(20);
+        if (!is_suspect) {
+            interval_ = kShortest;
+            next_probe_ = now + interval_;
+            return false;
+        }
+        if (listener_.empty() || (probe_ < 0 && now < next_probe_)) return false;
+        next_probe_ = now + interval_;
+        interval_ = std::min(2 * interval_, kLongest);
         return is_refused();
     }
 
 private:
+    using Time = std::chrono::milliseconds;
+    static constexpr Time kShortest{20}, kLongest{1000};
+
     static bool is_ready(int file, short events) {
         pollfd waiting{file, events, 0};
         return ::poll(&waiting, 1, 0) == 1;
@@ -79,6 +91,7 @@ private:
 
     int process_ = -1, probe_ = -1;
     std::string listener_;
+    Time interval_ = kShortest;
     std::chrono::steady_clock::time_point next_probe_;
 };
 

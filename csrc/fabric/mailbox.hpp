@@ -7,11 +7,14 @@
 #include <exception>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "fabric/domain.hpp"
+#include "fabric/lent_buffer.hpp"
 #include "fabric/messages.hpp"
 
 namespace tracekern {
@@ -22,26 +25,27 @@ public:
     using OnSent = std::function<void(const std::string&)>;
 
     // limit: how long a message may wait until it can be sent.
-    Mailbox(const FabricLibrary& library, Domain& domain, std::chrono::nanoseconds limit)
+    // put: has something done between two turns; any thread calls it.
+    Mailbox(const FabricLibrary& library,
+            Domain& domain,
+            std::chrono::nanoseconds limit,
+            std::function<void(std::function<void()>)> put)
         : library_(library), domain_(domain), limit_(limit) {
-        memory_.resize((kNumRecvs + kNumSends) * kMaxMessageBytes);
-        region_ = domain_.register_memory(memory_.data(), memory_.size(), ~uint64_t{0} >> 1);
-        buffers_ = std::vector<Buffer>(kNumRecvs + kNumSends);
-        for (uint32_t i = 0; i < buffers_.size(); ++i) {
-            buffers_[i].at = memory_.data() + i * kMaxMessageBytes;
-            buffers_[i].is_recv = i < kNumRecvs;
-            buffers_[i].operation.index = i;
-            if (i < kNumRecvs) {
-                post_recv(buffers_[i]);
-            } else {
-                free_sends_.push_back(&buffers_[i]);
-            }
-        }
+        returns_ = std::make_shared<Returns>(
+            [this, put](uint64_t buffer) { put([this, buffer] { spares_.push_back(&buffers_[buffer]); }); });
+        add_buffers(kNumRecvs + kNumSends, [&](Buffer& buffer) {
+            buffer.is_recv = buffer.operation.index < kNumRecvs;
+            if (buffer.is_recv) return post_recv(buffer);
+            free_sends_.push_back(&buffer);
+        });
     }
     Mailbox(const Mailbox&) = delete;
+    ~Mailbox() { returns_->end(); }
 
     // Before its domain is closed; the buffers stay until the endpoint has let go of them.
-    void close_memory() { Domain::close_memory(region_); }
+    void close_memory() {
+        for (Block& block : blocks_) Domain::close_memory(block.region);
+    }
 
     // Messages to send and those under way.
     uint64_t num_waiting() const { return unsent_.size() + num_under_way_; }
@@ -49,19 +53,37 @@ public:
         return operation->index < buffers_.size() && operation == &buffers_[operation->index].operation;
     }
 
+    // So many buffers that messages have come in can be lent at the same time: a spare one is posted for each, so that
+    // as many are posted as ever.
+    void add_spares(uint32_t count) {
+        add_buffers(count, [&](Buffer& buffer) {
+            buffer.is_recv = true;
+            spares_.push_back(&buffer);
+        });
+    }
+    // Lends the buffer of the message that is being received; nullptr: there is no spare one.
+    std::shared_ptr<LentBuffer> lend(std::string_view bytes) {
+        if (spares_.empty()) return nullptr;
+        const Buffer& lent = *std::exchange(received_, spares_.back());
+        spares_.pop_back();
+        return std::make_shared<LentBuffer>(bytes, lent.operation.index, blocks_[lent.block].memory, returns_);
+    }
+
     void send(fi_addr_t to, const Message& message, OnSent on_sent) {
         unsent_.push_back({to, pack(message), std::move(on_sent), std::chrono::steady_clock::now() + limit_});
         send_more();
     }
 
-    // Sends what there is room for. A provider that is still making the connection has none.
+    // Sends what there is room for, to each peer in order. A provider that is still making the connection has none.
     bool send_more() {
         if (unsent_.empty()) return false;
         bool is_busy = false;
+        std::vector<fi_addr_t> full;
         for (size_t turn = unsent_.size(); turn > 0 && !unsent_.empty(); --turn) {  // on_sent may fail others
             Unsent unsent = std::move(unsent_.front());
             unsent_.pop_front();
-            const int64_t result = post_send(unsent);
+            const bool is_behind = std::find(full.begin(), full.end(), unsent.to) != full.end();
+            const int64_t result = is_behind ? -FI_EAGAIN : post_send(unsent);
             if (result == 0) {
                 is_busy = true;
             } else if (result != -FI_EAGAIN) {
@@ -69,6 +91,7 @@ public:
             } else if (std::chrono::steady_clock::now() > unsent.until) {
                 unsent.on_sent("send: the peer was not reached within the time limit");
             } else {
+                full.push_back(unsent.to);
                 unsent_.push_back(std::move(unsent));
             }
         }
@@ -85,6 +108,7 @@ public:
             std::exchange(buffer.on_sent, {})(error.empty() ? "" : "send: " + error);
             return;
         }
+        received_ = &buffer;
         if (error.empty()) {
             try {
                 receive(unpack_message({buffer.at, bytes}));
@@ -92,7 +116,7 @@ public:
                 // Not from an engine, or with addresses of another network: nobody to answer.
             }
         }
-        post_recv(buffer);
+        post_recv(*received_);
     }
 
     // The endpoint was closed, or is about to be.
@@ -121,6 +145,11 @@ private:
         bool is_recv = false;
         OnSent on_sent;
         char* at = nullptr;
+        size_t block = 0;
+    };
+    struct Block {
+        std::shared_ptr<std::vector<char>> memory;
+        DomainMemory region;
     };
     struct Unsent {
         fi_addr_t to;
@@ -130,16 +159,31 @@ private:
     };
 
     static constexpr uint32_t kNumRecvs = 64, kNumSends = 64;
+    static constexpr uint64_t kFirstKey = ~uint64_t{0} >> 1;  // far from users' regions
 
+    template <class Use>
+    void add_buffers(uint32_t count, Use use) {
+        const size_t number = blocks_.size();
+        auto memory = std::make_shared<std::vector<char>>(count * kMaxMessageBytes);
+        blocks_.push_back({memory, domain_.register_memory(memory->data(), memory->size(), kFirstKey + number)});
+        for (uint32_t i = 0; i < count; ++i) {
+            Buffer& buffer = buffers_.emplace_back();
+            buffer.operation.index = buffers_.size() - 1;
+            buffer.at = memory->data() + i * kMaxMessageBytes;
+            buffer.block = number;
+            use(buffer);
+        }
+    }
+    void* local(const Buffer& buffer) const { return blocks_[buffer.block].region.local; }
     void post_recv(Buffer& buffer) {
-        library_.require(domain_.post_recv(buffer.at, kMaxMessageBytes, region_.local, &buffer.operation), "recv");
+        library_.require(domain_.post_recv(buffer.at, kMaxMessageBytes, local(buffer), &buffer.operation), "recv");
     }
     int64_t post_send(Unsent& unsent) {
         if (free_sends_.empty()) return -FI_EAGAIN;
         Buffer& buffer = *free_sends_.back();
         std::copy(unsent.bytes.begin(), unsent.bytes.end(), buffer.at);
         const int64_t result =
-            domain_.post_send(buffer.at, unsent.bytes.size(), region_.local, unsent.to, &buffer.operation);
+            domain_.post_send(buffer.at, unsent.bytes.size(), local(buffer), unsent.to, &buffer.operation);
         if (result != 0) return result;
         free_sends_.pop_back();
         buffer.on_sent = std::move(unsent.on_sent);
@@ -150,9 +194,11 @@ private:
     const FabricLibrary& library_;
     Domain& domain_;
     const std::chrono::nanoseconds limit_;
-    std::vector<char> memory_;
-    DomainMemory region_;
-    std::vector<Buffer> buffers_;
+    std::shared_ptr<Returns> returns_;
+    std::vector<Block> blocks_;
+    std::deque<Buffer> buffers_;  // stay where they are
+    std::vector<Buffer*> spares_;
+    Buffer* received_ = nullptr;  // posted next, in place of the one that came
     std::vector<Buffer*> free_sends_;
     std::deque<Unsent> unsent_;
     uint64_t num_under_way_ = 0;  // sends

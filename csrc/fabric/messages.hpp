@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fabric/address.hpp"
@@ -14,7 +15,9 @@ enum class MessageKind : uint32_t {
     hello = 1,  // who asks for the use of a memory region, and the descriptor that it has; also the first time
     welcome,    // the region can be used
     refusal,    // it cannot, and why
-    payload,    // of users
+    payload,    // of users; is answered with one of the next two
+    taken,      // a callback has it
+    returned,   // none has, for a reason in `region`
     ping,       // is answered at once
     pong,
     bye,       // the sender sends nothing after this; who gets it says the same, once nothing is under way
@@ -22,6 +25,8 @@ enum class MessageKind : uint32_t {
     given_up,  // the engine regards the other one as dead
     revoke,    // a region is about to be unregistered
     revoked,   // nothing is under way to it any more, and nothing will be
+    ask_time,  // text: when it was asked; see clock_stamps.hpp
+    tell_time,
 };
 
 constexpr uint32_t kMessageMagic = 0x54'4b'46'31;  // "TKF1"
@@ -33,9 +38,11 @@ struct Message {
     uint64_t engine;                         // of the sender
     uint64_t to = 0;                         // the engine that is meant; 0: whichever is at the address
     uint64_t region = 0;                     // of whose memory it is about
-    uint64_t count = 0;                      // ping: immediates confirmed to the sender; pong: counted by it
-    std::vector<DomainAddress> addresses{};  // hello: one a domain
-    std::string text{};                      // hello: the descriptor; refusal, bye: why; payload: the bytes
+    uint64_t count = 0;                      // ping: immediates confirmed to the sender; pong: counted by it;
+                                             // payload and its answers: the sender's number for it
+    std::vector<DomainAddress> addresses{};  // hello: one a domain; payload: the first
+    std::string text{};                      // hello: the descriptor; refusal, bye: why
+    std::string_view payload{};              // the bytes, where they are sent from or have come to
 };
 
 inline std::string pack(const Message& message) {
@@ -44,11 +51,11 @@ inline std::string pack(const Message& message) {
     packer.number(message.to).number(message.region).number(message.count);
     packer.number(static_cast<uint32_t>(message.addresses.size()));
     for (const auto& address : message.addresses) packer.text(address.bytes);
-    packer.text(message.text);
+    packer.text(message.kind == MessageKind::payload ? message.payload : message.text);
     return packer.take();
 }
 
-// Throws std::invalid_argument for what no engine of this version sends.
+// The payload lies in these bytes. Throws std::invalid_argument for what no engine of this version sends.
 inline Message unpack_message(std::string_view bytes) {
     Unpacker unpacker(bytes, "message of an engine");
     if (unpacker.number<uint32_t>() != kMessageMagic) unpacker.refuse("or of another version");
@@ -61,8 +68,9 @@ inline Message unpack_message(std::string_view bytes) {
     const uint32_t count = unpacker.number<uint32_t>();
     if (count > kMaxDomains) unpacker.refuse(std::to_string(count) + " domains");
     for (uint32_t i = 0; i < count; ++i) message.addresses.push_back({unpacker.text(DomainAddress::kMaxBytes)});
-    message.text = unpacker.text(kMaxPayloadBytes);
+    message.payload = unpacker.view(kMaxPayloadBytes);
     unpacker.end();
+    if (message.kind != MessageKind::payload) message.text = std::exchange(message.payload, {});
     return message;
 }
 

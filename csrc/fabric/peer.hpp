@@ -39,7 +39,7 @@ struct Peer {
     // Signs of life: whatever comes from it.
     Liveness liveness;
     bool is_heard = false;    // since the last look
-    bool is_suspect = false;  // something failed since it was heard
+    bool is_suspect = false;  // something failed, or waits for it, since it was heard
     uint32_t num_unanswered = 0;
     TimePoint next_ping;
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fabric/clock_stamps.hpp"
 #include "fabric/mailbox.hpp"
 #include "fabric/messages.hpp"
 #include "fabric/peer.hpp"
@@ -136,6 +137,10 @@ public:
                 return send(peer, MessageKind::pong, 0, num_counted(peer), "");
             case MessageKind::pong:
                 return compare_counts(peer, message.count);
+            case MessageKind::ask_time:
+                return send(peer, MessageKind::tell_time, 0, 0, ClockStamps::answer(message.text));
+            case MessageKind::tell_time:
+                return stamps_.take(peers_, peer, message.text);
             case MessageKind::revoke:
                 return revoke(peer, message.region);
             case MessageKind::revoked:
@@ -170,6 +175,7 @@ public:
             fail_late(peer, now);
             look_for_life(peer, now);
         }
+        stamps_.look(peers_, now);
     }
 
     // This engine ends. Peers are told, and go on until they have said the same: where two engines share a process, a
@@ -362,7 +368,8 @@ private:
             return bury(peer, "nothing was heard from it for " + std::to_string(limit) + " ms", false);
         }
         // A process that was stopped itself finds few pings unanswered, however long it was.
-        peer.is_suspect |= ++peer.num_unanswered > 1;
+        ++peer.num_unanswered;
+        peer.is_suspect = true;
         peer.next_ping = now + limits_.silence / kPings;
         peer.num_confirmed_at_ping = peer.num_confirmed_imms;
         send(peer, MessageKind::ping, 0, 0, "");
@@ -448,6 +455,8 @@ private:
     Mailbox& mailbox_;
     TransferQueue& transfers_;
     WorkerTrace& trace_;
+    ClockStamps stamps_{
+        trace_, [this](Peer& peer, MessageKind kind, const std::string& text) { send(peer, kind, 0, 0, text); }};
     const Hooks hooks_;
     std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
     std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address

@@ -57,7 +57,9 @@ private:
         if (transfers_.is_reading(region)) return "writes from there have not ended";
         for (auto& [engine, peer] : peers_.all()) {
             if (peer.is_gone) peer.told.erase(region.number);
-            if (peer.told.contains(region.number)) return peer.name + " may still write there: it has not confirmed";
+            if (!peer.told.contains(region.number)) continue;
+            peer.is_suspect = true;  // its death would be an answer, too
+            return peer.name + " may still write there: it has not confirmed";
         }
         return "";
     }

@@ -180,7 +180,10 @@ private:
         const int64_t result = domains_[piece.domain]->post_write(write, operation);
         if (result != 0) {
             give_back(operation);
-            if (result == -FI_EAGAIN) return false;
+            if (result == -FI_EAGAIN) {
+                peer.is_suspect |= peer.num_under_way == 0;  // a connection is made, to one who may be gone
+                return false;
+            }
             peer.is_suspect = true;
             fail(*transfer, {Outcome::failed, library_.describe("write to " + peer.name, result)});
             end_if_over(*transfer);

@@ -36,7 +36,7 @@ def fabric(
     page_kib: Annotated[int, typer.Option(help="Size of a page.")] = 64,
     iterations: Annotated[int, typer.Option(help="Iterations, each behind a barrier.")] = 20,
     late_rank: Annotated[int, typer.Option(help="A rank that submits late; -1: none.")] = -1,
-    late_us: Annotated[int, typer.Option(help="How much later it submits.")] = 2000,
+    late_us: Annotated[int, typer.Option(help="How much later it submits.")] = 5000,
     timeout_s: Annotated[int, typer.Option(help="Longest wait for the writes of an iteration.")] = 20,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record, or only run.")] = True,
     as_json: options.Json = False,

@@ -266,7 +266,7 @@ class TransferEngine:
 
     def _track_names(self) -> list[str]:
         domains = [f"domain {idx} {net.provider} {net.source}".rstrip() for idx, net in enumerate(self.nets)]
-        return ["transfers", "arrivals", "waits", *domains]
+        return ["transfers", "arrivals", "waits", "clocks", *domains]
 
     # ---- memory ----
 
@@ -409,13 +409,21 @@ class TransferEngine:
     # ---- messages ----
 
     def submit_send(self, to: DomainAddress, payload: bytes, on_done: OnDone) -> None:
-        """Sends a message to an engine's main address. The payload is copied."""
+        """Sends a message to an engine's main address. The payload is copied. Done: a callback there has it.
+
+        An error says so where that engine takes no messages, none of this size, or has all its buffers in use.
+        """
         with _bad_input():
             self._engine.submit_send(native().DomainAddress(bytes(to)), payload, native_on_done(on_done))
 
-    def on_message(self, callback: Callable[[bytes], None]) -> None:
-        """Sets what is called with each message that comes, on the engine's callback thread."""
-        self._engine.on_message(callback)
+    def submit_bouncing_recvs(self, num_bytes: int, count: int, callback: Callable[[memoryview], None]) -> None:
+        """Takes messages of up to `num_bytes`, and lends each to the callback, on the engine's callback thread.
+
+        At most `count` are lent at a time; a sender is told that all are in use. The view ends with the call; parts of
+        it that are kept keep their buffer.
+        """
+        with _bad_input():
+            self._engine.submit_bouncing_recvs(num_bytes, count, callback)
 
     def set_peer_callback(self, callback: Callable[[str], None]) -> None:
         """Sets what is called, on the engine's callback thread, when a peer is dead, or has lost writes that it

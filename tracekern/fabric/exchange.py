@@ -38,7 +38,7 @@ class Exchange:
     iterations: int = 20
     late_rank: int = -1
     """A rank that submits `late_us` later than the others; -1: none."""
-    late_us: int = 2000
+    late_us: int = 5000
     timeout_s: int = 20
     """Longest wait for the writes of an iteration."""
     command: str = "tracekern run fabric"

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from tracekern.comm.device import CaptureDevice, DeviceClock, HeapPeers
 from tracekern.comm.group import Group, message_timeout_s
+from tracekern.comm.node import share_segments
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
 from tracekern.errors import PeerLost, one_line
@@ -232,9 +233,11 @@ class CaptureClocks:
         self._sampler: ClockSampler | None = None
         self._schedule: SamplingSchedule | None = None
 
-    def open(self, device: CaptureDevice, segment: SegmentWriter, group: Group, run_id: str, one_host: bool) -> None:
-        """Takes the first samples. one_host: all ranks see each other's segments."""
-        if one_host:
+    def open(self, device: CaptureDevice, segment: SegmentWriter, group: Group, run_id: str) -> None:
+        """Takes the first samples. A rank that cannot exchange messages is placed beside its host alone."""
+        if not group.is_connected:
+            group = Group(group.rank, 1)
+        elif share_segments(group):
             with group.in_step():
                 self._schedule = self._schedule_of(segment, run_id, group)
                 self._schedule.postpone(SAMPLE_EVERY_S)  # before others come to their first launch

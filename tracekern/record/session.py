@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tracekern.comm.device import CaptureDevice, open_device
 from tracekern.comm.group import Group
-from tracekern.comm.node import directory_id, share_segments
+from tracekern.comm.node import directory_id
 from tracekern.comm.this_thread import this_resident
 from tracekern.dump import format as fmt
 from tracekern.dump.attempts import choose_attempt, place_of
@@ -200,8 +200,8 @@ class Capture:
             self.device = open_device(self._setup.device, self.group)
             with self.group.in_step():  # afterwards all segments exist
                 self._open(undo)
-            if self._setup.clocks and self.group.is_connected:
-                self._clocks.open(self.device, self.segment, self.group, self.run_id, share_segments(self.group))
+            if self._setup.clocks:
+                self._clocks.open(self.device, self.segment, self.group, self.run_id)
             undo.pop_all()
 
     def _open(self, undo: contextlib.ExitStack) -> None:

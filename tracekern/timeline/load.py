@@ -16,7 +16,8 @@ from tracekern.dump.format import CLOCK_SAMPLE
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
-from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
+from tracekern.timeline.clocks.by_hosts import fit_by_hosts, round_trips
+from tracekern.timeline.clocks.fit import UnrelatedClocks, apply_clock, fit_clocks, unaligned_clocks
 from tracekern.timeline.clocks.flows import step_problems, tighten_clocks
 from tracekern.timeline.clocks.host import apply_host, relate_hosts, time_of_death
 from tracekern.timeline.concatenate import concatenate
@@ -147,7 +148,10 @@ def _fit_clocks(pieces: Sequence[Timeline], samples: npt.NDArray[Any], unaligned
         ) in ranks:  # each is placed beside its own host at least: wall clock and device clock may be years apart
             fits = relate_hosts(samples, [rank], fits, {}, {})
     else:
-        fits = fit_clocks(samples, ranks, spans_ticks)
+        try:
+            fits = fit_clocks(samples, ranks, spans_ticks)
+        except UnrelatedClocks:
+            fits = fit_by_hosts(round_trips(pieces), samples, ranks, spans_ticks)
     return [_to_ns(piece, fits[rank.rank], not unaligned) for piece, rank in zip(pieces, ranks, strict=True)]
 
 

@@ -211,7 +211,7 @@ class ClockFit:
     """How a rank's ticks are mapped to ns on the common axis, and how far that can be trusted."""
 
     method: str
-    """ "reference", "ping-pong" or "unaligned"."""
+    """ "reference", "ping-pong", "hosts" or "unaligned"."""
     hard_ns: float
     """Proven by round trips and flows: the true time is within +-hard_ns."""
     sigma_ns: float

@@ -38,6 +38,10 @@ MAX_SAMPLED_S = 366 * 86_400
 """No capture lasts that long, and what clocks may have drifted meanwhile says nothing."""
 
 
+class UnrelatedClocks(BadInput):
+    """Nothing relates the clocks of two ranks."""
+
+
 def fit_clocks(
     samples: npt.NDArray[Any], ranks: Sequence[Rank], spans_ticks: SpansTicks | None = None
 ) -> dict[int, ClockFit]:
@@ -176,7 +180,7 @@ def _refuse_unrelated(ranks: Sequence[Rank], clock_of: Int32, rounds: Sequence[R
     related = {rank.rank for rank in ranks if clock_of[rank.rank] in clocks}
     for rank in ranks:
         if rank.rank not in related:
-            raise BadInput(
+            raise UnrelatedClocks(
                 f"rank {rank.rank} (node {rank.node}): no clock samples relate it to rank {reference}; got samples "
                 f"that relate ranks {sorted(related)}, wanted all {len(ranks)}; record with clock sampling on, name "
                 "the dumps of the other ranks and --partial, or merge with --unaligned"
