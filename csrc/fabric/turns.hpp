@@ -46,7 +46,7 @@ public:
 
     // Does something between two turns; false: one is under way, or none will be any more.
     template <class What>
-    bool try_between(What what) {
+    bool try_between(What&& what) {
         const std::unique_lock lock(turn_mutex_, std::try_to_lock);
         if (!lock || !turn_) return false;
         what();
