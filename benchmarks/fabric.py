@@ -88,7 +88,7 @@ def main() -> int:
 def compile_program(folder: Path, name: str, *options: str) -> list[str]:
     """Returns the command that runs benchmarks/fabric_<name>.cpp."""
     program = str(folder / "".join((name, *options)))
-    flags = ["-O2", "-std=c++20", f"-I{ROOT / 'csrc'}", "-pthread", *options]
+    flags = ["-O3", "-DNDEBUG", "-std=c++20", f"-I{ROOT / 'csrc'}", "-pthread", *options]
     subprocess.run(["g++", *flags, str(ROOT / f"benchmarks/fabric_{name}.cpp"), "-ldl", "-o", program], check=True)
     return [program]
 

@@ -193,7 +193,7 @@ public:
     // Takes what has completed. on_imm(imm, source), on_done(operation, bytes), on_error(operation, text); returns how
     // many.
     template <class OnImm, class OnDone, class OnError>
-    uint32_t poll(OnImm on_imm, OnDone on_done, OnError on_error) {
+    uint32_t poll(const OnImm& on_imm, const OnDone& on_done, const OnError& on_error) {
         constexpr uint32_t kBatch = 32;
         fi_cq_data_entry entries[kBatch];
         fi_addr_t sources[kBatch];
@@ -228,7 +228,7 @@ private:
     }
 
     template <class OnError>
-    uint32_t take_error(OnError on_error) {
+    uint32_t take_error(const OnError& on_error) {
         fi_cq_err_entry error{};
         if (fi_cq_readerr(completions_, &error, 0) < 0) return 0;
         on_error(

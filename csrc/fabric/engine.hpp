@@ -10,6 +10,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -354,10 +355,10 @@ private:
                                         std::to_string(num_domains() - 1));
         }
     }
-    static void check_range(const std::string& what, uint64_t offset, uint64_t bytes, uint64_t size) {
+    static void check_range(std::string_view what, uint64_t offset, uint64_t bytes, uint64_t size) {
         if (offset > size || bytes > size - offset) {
-            throw std::invalid_argument(what + ": " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                                        " of a region of " + std::to_string(size));
+            throw std::invalid_argument(std::string(what) + ": " + std::to_string(bytes) + " bytes at " +
+                                        std::to_string(offset) + " of a region of " + std::to_string(size));
         }
     }
     static void check_pages(const char* what, const PageList& pages, uint64_t page_bytes, uint64_t size) {
