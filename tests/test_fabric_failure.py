@@ -19,7 +19,15 @@ import torch
 from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
 
 from tracekern.errors import BadInput
-from tracekern.fabric import MemoryRegionDescriptor, Net, PageIndices, TransferEngine, TransferError
+from tracekern.fabric import (
+    DomainAddress,
+    MemoryRegionDescriptor,
+    Net,
+    PageIndices,
+    ScatterSlice,
+    TransferEngine,
+    TransferError,
+)
 from tracekern.fabric.stale import remove_stale_segments
 
 PROVIDERS = {"tcp": LOOPBACK, "shm": Net("shm", "")}
@@ -195,6 +203,21 @@ def test_cancelling_before_the_peer_has_answered_posts_nothing():
 
 
 @both_providers
+def test_a_group_ends_with_its_member_and_the_others_go_on(net):
+    with source_and_peer(net) as (source, peer):
+        another, done = PeerProcess(net), Done()
+        group = source.engine.add_peer_group([peer.descriptor, another.descriptor])
+        slices = [ScatterSlice(PAGE)] * 2
+        source.engine.submit_scatter(group, source.src, slices, on_done=done)
+        assert done.wait() == [None]
+        another.end()
+        source.engine.submit_scatter(group, source.src, slices, on_done=done)
+        assert done.wait()[-1] is not None
+        assert source.write_once(peer.descriptor) is None
+        assert "is dead: it has ended" in str(source.write_once(another.descriptor))
+
+
+@both_providers
 def test_an_engine_stops_though_its_peer_is_stopped(net):
     with source_and_peer(net) as (source, peer):
         assert source.write_once(peer.descriptor) is None
@@ -205,6 +228,24 @@ def test_an_engine_stops_though_its_peer_is_stopped(net):
         source.engine.stop()
         assert [error is None for error in done.wait(3)] == [False] * 3
         assert "stalled" in [error.outcome for error in done.errors]
+
+
+@both_providers
+def test_messages_to_a_stopped_peer_leave_room_for_others(net):
+    with source_and_peer(net) as (source, peer):
+        other = PeerProcess(net)
+        assert source.write_once(peer.descriptor) is None
+        to_peer, to_other = (DomainAddress.from_text(process.ask("address")) for process in (peer, other))
+        peer.signal(signal.SIGSTOP)
+        unanswered, answered = Done(), Done()
+        for _ in range(2000):
+            source.engine.submit_send(to_peer, bytes(8000), unanswered)
+        source.engine.submit_send(to_other, b"hello", answered)
+        assert "the peer takes no messages" in str(answered.wait()[0])
+        assert unanswered.errors == []
+        peer.signal(signal.SIGCONT)
+        assert all("the peer takes no messages" in str(error) for error in unanswered.wait(2000))
+        other.end()
 
 
 @both_providers
