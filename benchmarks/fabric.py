@@ -5,8 +5,9 @@
 Two processes, each pinned to a core of its own, write through 64 MiB of memory. fabric_raw.cpp posts and polls in one
 thread; fabric_engine.cpp does the same through csrc/fabric, and once more while it records. All ask for
 FI_DELIVERY_COMPLETE, keep as many writes under way, and have one thread that polls. They take turns: a ratio is of runs
-that follow each other, and what stands in the table is the median of these ratios, with the smallest and the largest; beside it the best runs.
-Absolute figures are of a machine that others may use; the copies inside one process, at the end, say how quiet it was.
+that follow each other, and what stands in the table is the median of these ratios, with the smallest and the largest;
+beside it the best runs. Absolute figures are of a machine that others may use; the copies inside one process, at the
+end, say how quiet it was.
 """
 
 from __future__ import annotations
