@@ -209,7 +209,7 @@ private:
 
     // What fails in a turn breaks the engine, whoever does the turn.
     template <class What>
-    void safely(What what) {
+    void safely(What&& what) {
         try {
             what();
         } catch (const std::exception& error) {
@@ -238,8 +238,8 @@ private:
             is_busy = true;
         }
         if (is_broken()) return is_stopping;
-        is_busy |= mailbox_->send_more();
-        is_busy |= transfers_->post_more();
+        if (mailbox_->has_unsent()) is_busy |= mailbox_->send_more();
+        if (transfers_->has_active()) is_busy |= transfers_->post_more();
         for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
         look_around(has_slept);
         return is_stopping && finish(is_busy);

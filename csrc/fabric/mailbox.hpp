@@ -75,9 +75,9 @@ public:
         send_more();
     }
 
+    bool has_unsent() const { return !unsent_.empty(); }
     // Sends what there is room for, to each peer in order. A provider that is still making the connection has none.
     bool send_more() {
-        if (unsent_.empty()) return false;
         bool is_busy = false;
         std::vector<fi_addr_t> full;
         for (size_t turn = unsent_.size(); turn > 0 && !unsent_.empty(); --turn) {  // on_sent may fail others

@@ -29,7 +29,6 @@ struct Peer {
     std::string name;           // for people
     std::vector<fi_addr_t> at;  // one a domain; none where a provider does not take its address
     std::string why;            // dead
-    std::string no_writes;      // why nothing can be written to it
     bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
     bool is_leaving = false;    // dead: waits for what is under way to it, and for a goodbye
     bool is_told_goodbye = false;

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cinttypes>
+#include <cstdio>
 #include <functional>
-#include <iomanip>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -75,7 +75,7 @@ public:
         for (const auto& memory : targets.memory) {
             Peer& peer = meet(memory);
             if (peer.state == Peer::State::dead) return {peer.why, nullptr};
-            if (!peer.no_writes.empty()) return {peer.no_writes, nullptr};
+            if (auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) return {std::move(why), nullptr};
             const auto [found, is_new] = peer.regions.try_emplace(memory.region);
             RemoteRegion& region = found->second;
             if (is_new) {
@@ -212,9 +212,6 @@ private:
     static constexpr uint32_t kNobody = ~0u;
     static constexpr uint64_t kUnknown = ~uint64_t{0};  // and never less than was confirmed
     static constexpr char kUnregistered[] = "the memory was unregistered";
-    static constexpr char kOneDirection[] =
-        "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
-        "direction only; use tcp";
 
     void send(Peer& peer, const Message& message) {
         if (peer.at.empty()) return;
@@ -265,10 +262,9 @@ private:
         peer.first_imm.assign(peer.at.size(), 0);
         peer.first_imm = counts_of(peer);
         peer.liveness = Liveness(*domains_[0], addresses[0]);
-        std::ostringstream name;
-        name << "engine " << std::hex << std::setw(16) << std::setfill('0') << engine << " at "
-             << domains_[0]->name_of(addresses[0]);
-        peer.name = name.str();
+        char number[2 * sizeof(engine) + 1];
+        std::snprintf(number, sizeof(number), "%016" PRIx64, engine);
+        peer.name = std::string("engine ") + number + " at " + domains_[0]->name_of(addresses[0]);
         peer.next_ping = std::chrono::steady_clock::now() + limits_.silence / kPings;
     }
     void ask(Peer& peer, RemoteRegion& region) {
@@ -290,9 +286,9 @@ private:
         Peer& peer = peers_[hello.engine];
         if (peer.state != Peer::State::dead && peer.at.empty()) make_known(peer, hello.engine, hello.addresses);
         if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
-        if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
-            peer.no_writes = kOneDirection;
-            for (auto& [number, region] : peer.regions) fail_waiting(region, peer.no_writes);
+        if (peer.state == Peer::State::connecting) domains_[0]->came_first(hello.addresses[0], peer.at[0]);
+        if (const auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) {
+            for (auto& [number, region] : peer.regions) fail_waiting(region, why);
         }
         peer.state = Peer::State::ready;
         peer.is_heard = true;
