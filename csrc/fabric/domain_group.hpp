@@ -149,7 +149,8 @@ public:
 
 private:
     // How long an engine that ends waits for writes of which none ends, and then for peers to stop theirs.
-    static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1};
+    // Those in this process would crash it.
+    static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1}, kGoodbyeLimitHere{30};
 
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
@@ -263,7 +264,7 @@ private:
         if (!last_moment_ || (is_busy && !is_goodbye_said_)) last_moment_ = now + kStopLimit;
         const bool is_waiting = !is_goodbye_said_ && transfers_->num_under_way() + messages_->num_waiting() != 0;
         if (is_waiting && now < *last_moment_) return false;
-        if (!is_goodbye_said_) last_moment_ = now + kGoodbyeLimit;
+        if (!is_goodbye_said_) last_moment_ = now + (peers_->are_gone(true) ? kGoodbyeLimit : kGoodbyeLimitHere);
         is_goodbye_said_ = true;
         peers_->say_goodbye();
         return now >= *last_moment_ || (peers_->are_gone() && mailbox_->num_waiting() == 0);

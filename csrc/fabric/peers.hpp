@@ -189,10 +189,11 @@ public:
             if (peer.state != Peer::State::dead && !peer.is_told_goodbye) tell_goodbye(peer);
         }
     }
-    // All have said goodbye, or are dead.
-    bool are_gone() const {
-        return std::all_of(peers_.begin(), peers_.end(), [](const auto& one) {
-            return one.second.state == Peer::State::dead && !one.second.is_leaving;
+    // All have said goodbye, or are dead. are_here: asks for those in this process only.
+    bool are_gone(bool are_here = false) const {
+        return std::all_of(peers_.begin(), peers_.end(), [&](const auto& one) {
+            const Peer& peer = one.second;
+            return (peer.state == Peer::State::dead && !peer.is_leaving) || (are_here && !peer.liveness.is_here());
         });
     }
     void fail_all(const std::string& why) {
