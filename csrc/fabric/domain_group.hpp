@@ -290,7 +290,7 @@ private:
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
                                  [this](const Peer& peer) {
-                                     messages_->fail_to(peer.at[0], peer.why);
+                                     if (!peer.is_replaced) messages_->fail_to(peer.at[0], peer.why);
                                      tell(peer.why);
                                  },
                                  [this](const std::string& warning) { tell(warning); }};

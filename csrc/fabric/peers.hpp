@@ -152,6 +152,7 @@ public:
             case MessageKind::bye:
                 return let_go(peer);
             case MessageKind::gone:
+                peer.is_replaced = true;
                 return bury(peer, "it has ended, and another engine is at its address", true);
             case MessageKind::given_up:
                 return bury(peer, "it has given this engine up as dead", false);
@@ -271,7 +272,15 @@ private:
         region.state = RemoteRegion::State::asked;
         region.until = std::chrono::steady_clock::now() + limits_.connect;
         const auto& descriptor = region.descriptor;
-        send(peer, {MessageKind::hello, engine_, peer.engine, descriptor.region, 0, addresses_, pack(descriptor)});
+        const Message hello{
+            MessageKind::hello, engine_, peer.engine, descriptor.region, 0, addresses_, pack(descriptor)};
+        mailbox_.send(peer.at[0], hello, [&peer, number = descriptor.region](const std::string& error) {
+            const auto asked = peer.regions.find(number);
+            if (error.empty() || asked == peer.regions.end()) return;
+            peer.is_suspect = true;
+            asked->second.why = error;
+            asked->second.until = {};
+        });
     }
 
     // Both sides must know each other's addresses before the first write.
@@ -348,9 +357,10 @@ private:
         for (auto& [number, region] : peer.regions) {
             if (region.state != RemoteRegion::State::asked) continue;
             const bool is_late = now > region.until;
+            const std::string why = region.why.empty() ? "has not answered within the time limit" : region.why;
             for (auto& transfer : std::exchange(region.waiting, {})) {
                 if (is_late || now > transfer->until) {
-                    refuse(transfer, peer.name + " has not answered within the time limit: nothing was posted");
+                    refuse(transfer, peer.name + " " + why + ": nothing was posted");
                 } else {
                     region.waiting.push_back(std::move(transfer));
                 }
@@ -391,7 +401,7 @@ private:
         peer.liveness = {};
         if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
-        mailbox_.give_up_on(peer.at[0], peer.why);
+        mailbox_.give_up_on(peer.at[0], peer.engine, peer.why);
     }
     void set_dead(Peer& peer, const std::string& what) {
         if (peer.state == Peer::State::dead) return;
