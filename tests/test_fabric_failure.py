@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import operator
 import os
 import signal
 import subprocess
@@ -213,6 +214,7 @@ def test_a_group_ends_with_its_member_and_the_others_go_on(net):
         another.end()
         source.engine.submit_scatter(group, source.src, slices, on_done=done)
         assert done.wait()[-1] is not None
+        wait_until(lambda: source.told)
         assert source.write_once(peer.descriptor) is None
         assert "is dead: it has ended" in str(source.write_once(another.descriptor))
 
@@ -527,8 +529,12 @@ def test_two_hundred_engines_leave_nothing():
     for _ in range(50):
         for nets in (NETS["tcp"], NETS["shm"]):
             open_and_close(nets)
-    wait_until(lambda: resources() == before)
-    assert resources() == before
+
+    def has_no_more() -> bool:
+        return all(map(operator.le, resources(), before))  # what earlier tests had may go meanwhile
+
+    wait_until(has_no_more)
+    assert has_no_more(), (resources(), before)
 
 
 @both_providers

@@ -119,6 +119,24 @@ struct Round {
         source->engine->unwatch(number);
     }
 
+    // While a thread writes there, some of it with a limit that none can meet.
+    void take_back() {
+        const auto done = std::make_shared<DoneCounter>();
+        Host& target = *targets[2];
+        const auto dst = target.describe();
+        std::thread writer([&] {
+            for (uint64_t i = 0; i < kRequests; ++i) {
+                const Limit limit = i % 2 ? Limit(1us) : std::nullopt;
+                source->engine->submit_write(source->region, 0, kBytes, dst, 0, std::nullopt, {}, limit, OnDone(done));
+            }
+        });
+        require(target.engine->unregister_memory(target.region, kLimit).empty(), "memory is still in use");
+        target.memory.assign(kBytes, 'y');
+        writer.join();
+        require(done->wait(kRequests, kLimit), "transfers to memory that was taken back have not ended");
+        require(target.memory == std::vector<char>(kBytes, 'y'), "memory was written to that was taken back");
+    }
+
     void lose_peers() {
         const auto done = std::make_shared<DoneCounter>();
         require(targets[0]->engine->unregister_memory(targets[0]->region, kLimit).empty(), "memory is still in use");
@@ -143,6 +161,7 @@ int main(int, char** arguments) {
         round.write();
         round.send();
         round.watch();
+        round.take_back();
         round.lose_peers();
     }
 }
