@@ -97,6 +97,17 @@ public:
         return {"", nullptr};
     }
 
+    // A transfer from there waits for an answer of its peer.
+    bool holds_one_from(const MemoryRegion& source) const {
+        for (const auto& [engine, peer] : peers_) {
+            for (const auto& [number, region] : peer.regions) {
+                for (const auto& transfer : region.waiting) {
+                    if (transfer->src.get() == &source) return true;
+                }
+            }
+        }
+        return false;
+    }
     // Ends one that waits for an answer of its peer; false: there is none.
     bool cancel(uint64_t number) {
         for (auto& [engine, peer] : peers_) {
