@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -213,6 +215,19 @@ class TransferEngineBuilder:
         return first
 
 
+_made: list[list[weakref.ref[Any]]] = []
+"""The compiled engines of this process, each with the groups behind it."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stops at the process's exit what still runs: its threads could not call Python any more."""
+    for groups in _made:
+        for group in reversed(groups):
+            if (running := group()) is not None:
+                running.stop()
+
+
 class TransferEngine:
     """One-sided writes to registered memory of peers. Nothing is promised about the order in which they arrive."""
 
@@ -232,6 +247,11 @@ class TransferEngine:
         with _bad_input(TransferError):
             shared = first._engine if first else None
             self._engine: Any = native().TransferEngine(require_library(), pairs, pin_cpu, *limits, shared)
+        self._compiled: list[weakref.ref[Any]] = first._compiled if first else []
+        self._compiled.append(weakref.ref(self._engine))
+        if first is None:
+            _made[:] = [groups for groups in _made if any(group() is not None for group in groups)]
+            _made.append(self._compiled)
         self.nets = tuple(nets)
         self._others: tuple[TransferEngine, ...] = ()
         self.set_peer_callback(_log.warning)
