@@ -384,6 +384,23 @@ def test_a_descriptor_of_an_engine_that_was_at_the_address_before_is_refused(pai
     assert write(pair, pair.dst) is None
 
 
+def test_engines_that_were_at_an_address_before_do_not_hinder_who_is_there_now():
+    made, done = Pair([LOOPBACK]), Done()
+    whole = made.dst.to_bytes()
+    for number in range(1, 200):  # none has answered when the first turns out to have ended
+        earlier = MemoryRegionDescriptor(
+            (int.from_bytes(whole[:8], "little") ^ number).to_bytes(8, "little") + whole[8:]
+        )
+        made.source.submit_write(made.src, earlier, 8, on_done=done)
+        if number % 10 == 0:
+            made.source.submit_write(made.src, made.dst, 8, on_done=done)
+    errors = done.wait(218)
+    assert errors.count(None) == 19
+    said = {str(error).partition(" is dead: ")[2] for error in errors if error}
+    assert said == {"it has ended, and another engine is at its address"}
+    made.stop()
+
+
 # ---- the provider fails ----
 
 

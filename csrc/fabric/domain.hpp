@@ -146,9 +146,9 @@ public:
         memory.base = info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? reinterpret_cast<uint64_t>(at) : 0;
         return memory;
     }
+    // What describes it stays: other threads may be reading that.
     static void close_memory(DomainMemory& memory) {
-        if (memory.region) fi_close(&memory.region->fid);
-        memory = {};
+        if (memory.region) fi_close(&std::exchange(memory.region, nullptr)->fid);
     }
 
     // Each address once, however often it comes. None is taken out again: shm crashes then.

@@ -66,7 +66,10 @@ public:
         }
     }
     DomainGroup(const DomainGroup&) = delete;
-    ~DomainGroup() {
+    ~DomainGroup() { end(); }
+
+    // Ends what is under way. Calls that other threads make meanwhile end or are refused. One thread.
+    void end() {
         is_stopping_.store(true, std::memory_order_seq_cst);
         turns_.wake();
         if (worker_.joinable()) worker_.join();
@@ -138,7 +141,7 @@ public:
     }
     void stop_trace() {
         is_recording_.store(false, std::memory_order_relaxed);
-        call([&] { trace_.stop(); }, true);
+        call([&] { trace_.stop(); }, true);  // where it is refused, the worker has done it
     }
     void on_peer(OnPeer on_peer) {
         call([&] { on_peer_ = std::move(on_peer); });
@@ -151,6 +154,7 @@ private:
     // How long an engine that ends waits for writes of which none ends, and then for peers to stop theirs.
     // Those in this process would crash it.
     static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1}, kGoodbyeLimitHere{30};
+    static constexpr char kStopped[] = "the engine was stopped";
 
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
@@ -168,15 +172,20 @@ private:
         });
         return is_started;
     }
-    void put(std::function<void()> request) {
-        requests_.put(std::move(request));
+    // False: the engine was stopped.
+    bool try_put(std::function<void()> request) {
+        if (!requests_.put(std::move(request))) return false;
         turns_.wake();
+        return true;
     }
-    // Runs between two turns; throws here what it throws there. even_broken: also where all is closed.
+    void put(std::function<void()> request) {
+        if (!try_put(std::move(request))) throw std::runtime_error(kStopped);
+    }
+    // Runs between two turns; throws here what it throws there. even_broken: also where all is closed, or has ended.
     void call(std::function<void()> what, bool even_broken = false) {
         const auto done = std::make_shared<std::promise<void>>();  // the worker may use it for longer than the waiter
         auto is_done = done->get_future();
-        put([this, what = std::move(what), done, even_broken] {
+        const bool is_put = try_put([this, what = std::move(what), done, even_broken] {
             try {
                 if (is_broken() && !even_broken) throw std::runtime_error(broken_);
                 what();
@@ -185,7 +194,8 @@ private:
                 done->set_exception(std::current_exception());
             }
         });
-        is_done.get();
+        if (is_put) return is_done.get();
+        if (!even_broken) throw std::runtime_error(kStopped);
     }
 
     // ---- the worker ----
@@ -204,7 +214,23 @@ private:
                     [this] { return may_sleep(); },
                     [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
                     descriptors_);
-        close("the engine was stopped");
+        if (!is_broken()) broken_ = kStopped;
+        close(kStopped);
+        trace_.stop();
+        do {
+            while (const auto request = requests_.take()) (*request)();  // that came too late, and is told so
+        } while (!requests_.try_close());
+        forget();
+    }
+    // What users have given, and memory: the engine may stay for long after it was stopped.
+    void forget() {
+        revocations_.reset();
+        peers_.reset();
+        transfers_.reset();
+        messages_.reset();
+        mailbox_.reset();
+        shuffle_.reset();
+        on_peer_ = {};
     }
 
     // What fails in a turn breaks the engine, whoever does the turn.
@@ -232,7 +258,7 @@ private:
 
     // Returns whether it was the last.
     bool take_turn(bool has_slept, bool& is_busy) {
-        const bool is_stopping = is_stopping_.load(std::memory_order_acquire);  // nothing is put behind it
+        const bool is_stopping = is_stopping_.load(std::memory_order_acquire);
         while (const auto request = requests_.take()) {
             (*request)();
             is_busy = true;
@@ -260,7 +286,7 @@ private:
     // Returns whether the engine can end: what is posted has ended, or its time is over, and peers are told.
     bool finish(bool is_busy) {
         const auto now = std::chrono::steady_clock::now();
-        transfers_->fail_all_unposted("the engine was stopped");
+        transfers_->fail_all_unposted(kStopped);
         if (!last_moment_ || (is_busy && !is_goodbye_said_)) last_moment_ = now + kStopLimit;
         const bool is_waiting = !is_goodbye_said_ && transfers_->num_under_way() + messages_->num_waiting() != 0;
         if (is_waiting && now < *last_moment_) return false;
@@ -285,12 +311,12 @@ private:
         for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
         if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
         mailbox_ = std::make_unique<Mailbox>(
-            library_, *domains_[0], limits_.connect, [this](std::function<void()> what) { put(std::move(what)); });
+            library_, *domains_[0], limits_.connect, [this](std::function<void()> what) { try_put(std::move(what)); });
         messages_ = std::make_unique<UserMessages>(engine_, *domains_[0], limits_.connect, *mailbox_, callbacks_);
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
                                  [this](const Peer& peer) {
-                                     messages_->fail_to(peer.at[0], peer.why);
+                                     if (!peer.is_replaced) messages_->fail_to(peer.at[0], peer.why);
                                      tell(peer.why);
                                  },
                                  [this](const std::string& warning) { tell(warning); }};

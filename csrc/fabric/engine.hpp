@@ -61,8 +61,8 @@ public:
     uint32_t num_domains() const { return static_cast<uint32_t>(running().addresses().size()); }
     const DomainAddress& main_address() const { return running().addresses()[0]; }
 
-    // Ends what is under way, and calls back for all of it. Nothing else may be called any more. Groups end before the
-    // first of them.
+    // Ends what is under way, and calls back for all of it. Calls that other threads make meanwhile end, too, or throw
+    // what later ones throw. Groups end before the first of them.
     void stop() {
         if (is_in_callback()) {
             throw std::invalid_argument(
@@ -72,16 +72,23 @@ public:
         end();
     }
     // Its threads end with it, so that none of them can end it.
-    bool is_in_callback() const { return group_ && !is_forked() && (callbacks_->is_here() || watchers_->is_here()); }
+    bool is_in_callback() const { return !is_forked() && (callbacks_->is_here() || watchers_->is_here()); }
 
     // Records into tracks that a capture has reserved, until stop_trace() or stop().
     void start_trace(TraceChoice tracks) {
-        running().start_trace(tracks.descriptor());
+        auto& group = running();
         if (is_first_) imms_->trace().start(tracks.descriptor(), num_domains());
+        try {
+            group.start_trace(tracks.descriptor());
+        } catch (...) {
+            if (is_first_) imms_->trace().stop();
+            throw;
+        }
     }
     void stop_trace() {
+        if (is_forked()) return;
         if (is_first_) imms_->trace().stop();
-        if (group_) group_->stop_trace();
+        group_->stop_trace();
     }
 
     // ---- memory ----
@@ -258,7 +265,7 @@ public:
         return watchers_->add(reinterpret_cast<uint64_t*>(word), std::move(on_change));
     }
     void unwatch(uint64_t number) {
-        if (watchers_ && !is_forked()) watchers_->remove(number);
+        if (!is_forked()) watchers_->remove(number);
     }
 
 private:
@@ -280,10 +287,14 @@ private:
             (void)new std::shared_ptr(callbacks_);
             return;
         }
-        if (is_first_) imms_->trace().stop();
-        watchers_.reset();
-        group_.reset();
-        callbacks_.reset();
+        // All of them stay until nobody calls any more.
+        const std::lock_guard lock(stop_mutex_);
+        is_stopped_.store(true, std::memory_order_relaxed);
+        watchers_->end();
+        group_->end();
+        if (!is_first_) return;
+        callbacks_->end();
+        imms_->trace().stop();  // of recordings that the group took until its end
     }
     // What steady_clock said up to kCoarse ago, at a fifth of its price: transfers are looked at every 5 ms only.
     static constexpr std::chrono::milliseconds kCoarse{10};
@@ -299,7 +310,8 @@ private:
 
     DomainGroup& running() const {
         check_process();
-        if (!group_) throw std::runtime_error("the engine was stopped");
+        // Relaxed: what comes meanwhile is refused by what has ended.
+        if (is_stopped_.load(std::memory_order_relaxed)) throw std::runtime_error("the engine was stopped");
         return *group_;
     }
     using Regions = std::map<uint64_t, std::shared_ptr<MemoryRegion>>;
@@ -428,6 +440,8 @@ private:
     std::shared_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     std::unique_ptr<ScalarWatchers> watchers_;
+    std::mutex stop_mutex_;
+    std::atomic<bool> is_stopped_ = false;
     mutable std::mutex mutex_;                                                   // of the regions and targets
     std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<Targets>> targets_;  // by engine and region
     Regions regions_, retired_;                           // retired: on the way to be unregistered

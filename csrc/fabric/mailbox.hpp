@@ -8,6 +8,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -71,7 +72,8 @@ public:
     }
 
     void send(fi_addr_t to, const Message& message, OnSent on_sent) {
-        unsent_.push_back({to, pack(message), std::move(on_sent), std::chrono::steady_clock::now() + limit_});
+        const auto until = std::chrono::steady_clock::now() + limit_;
+        unsent_.push_back({to, message.to, pack(message), std::move(on_sent), until});
         send_more();
     }
 
@@ -132,15 +134,16 @@ public:
     void fail_unsent(const std::string& why) {
         for (Unsent& unsent : std::exchange(unsent_, {})) unsent.on_sent(why);
     }
-    // A peer is dead. What a provider does not give back is made up for.
-    void give_up_on(fi_addr_t to, const std::string& why) {
+    // A peer is dead. Its address may be another engine's by now. What the provider does not give back is made up for.
+    void give_up_on(fi_addr_t to, uint64_t engine, const std::string& why) {
         const auto first = std::stable_partition(
-            unsent_.begin(), unsent_.end(), [&](const Unsent& unsent) { return unsent.to != to; });
+            unsent_.begin(), unsent_.end(), [&](const Unsent& unsent) { return unsent.engine != engine; });
         std::deque<Unsent> failed(std::make_move_iterator(first), std::make_move_iterator(unsent_.end()));
         unsent_.erase(first, unsent_.end());
         for (Unsent& unsent : failed) unsent.on_sent(why);
         const uint32_t count = under_way_to_[to];
-        if (count != 0) add_buffers(count, [&](Buffer& buffer) { free_sends_.push_back(&buffer); });
+        if (count == 0 || !made_up_for_.insert(to).second) return;
+        add_buffers(count, [&](Buffer& buffer) { free_sends_.push_back(&buffer); });
     }
 
 private:
@@ -158,6 +161,7 @@ private:
     };
     struct Unsent {
         fi_addr_t to;
+        uint64_t engine;  // 0: whichever is there
         std::string bytes;
         OnSent on_sent;
         std::chrono::steady_clock::time_point until;
@@ -212,6 +216,7 @@ private:
     std::deque<Unsent> unsent_;
     uint64_t num_under_way_ = 0;  // sends
     std::unordered_map<fi_addr_t, uint32_t> under_way_to_;
+    std::set<fi_addr_t> made_up_for_;
 };
 
 }  // namespace tracekern

@@ -97,6 +97,17 @@ public:
         return {"", nullptr};
     }
 
+    // A transfer from there waits for an answer of its peer.
+    bool holds_one_from(const MemoryRegion& source) const {
+        for (const auto& [engine, peer] : peers_) {
+            for (const auto& [number, region] : peer.regions) {
+                for (const auto& transfer : region.waiting) {
+                    if (transfer->src.get() == &source) return true;
+                }
+            }
+        }
+        return false;
+    }
     // Ends one that waits for an answer of its peer; false: there is none.
     bool cancel(uint64_t number) {
         for (auto& [engine, peer] : peers_) {
@@ -152,6 +163,7 @@ public:
             case MessageKind::bye:
                 return let_go(peer);
             case MessageKind::gone:
+                peer.is_replaced = true;
                 return bury(peer, "it has ended, and another engine is at its address", true);
             case MessageKind::given_up:
                 return bury(peer, "it has given this engine up as dead", false);
@@ -271,7 +283,15 @@ private:
         region.state = RemoteRegion::State::asked;
         region.until = std::chrono::steady_clock::now() + limits_.connect;
         const auto& descriptor = region.descriptor;
-        send(peer, {MessageKind::hello, engine_, peer.engine, descriptor.region, 0, addresses_, pack(descriptor)});
+        const Message hello{
+            MessageKind::hello, engine_, peer.engine, descriptor.region, 0, addresses_, pack(descriptor)};
+        mailbox_.send(peer.at[0], hello, [&peer, number = descriptor.region](const std::string& error) {
+            const auto asked = peer.regions.find(number);
+            if (error.empty() || asked == peer.regions.end()) return;
+            peer.is_suspect = true;
+            asked->second.why = error;
+            asked->second.until = {};
+        });
     }
 
     // Both sides must know each other's addresses before the first write.
@@ -348,9 +368,10 @@ private:
         for (auto& [number, region] : peer.regions) {
             if (region.state != RemoteRegion::State::asked) continue;
             const bool is_late = now > region.until;
+            const std::string why = region.why.empty() ? "has not answered within the time limit" : region.why;
             for (auto& transfer : std::exchange(region.waiting, {})) {
                 if (is_late || now > transfer->until) {
-                    refuse(transfer, peer.name + " has not answered within the time limit: nothing was posted");
+                    refuse(transfer, peer.name + " " + why + ": nothing was posted");
                 } else {
                     region.waiting.push_back(std::move(transfer));
                 }
@@ -391,7 +412,7 @@ private:
         peer.liveness = {};
         if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
-        mailbox_.give_up_on(peer.at[0], peer.why);
+        mailbox_.give_up_on(peer.at[0], peer.engine, peer.why);
     }
     void set_dead(Peer& peer, const std::string& what) {
         if (peer.state == Peer::State::dead) return;

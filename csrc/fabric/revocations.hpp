@@ -54,7 +54,7 @@ private:
     };
 
     std::string who_holds(const MemoryRegion& region) {
-        if (transfers_.is_reading(region)) return "writes from there have not ended";
+        if (transfers_.is_reading(region) || peers_.holds_one_from(region)) return "writes from there have not ended";
         for (auto& [engine, peer] : peers_.all()) {
             if (peer.is_gone) peer.told.erase(region.number);
             if (!peer.told.contains(region.number)) continue;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -20,18 +21,25 @@ public:
 
     ScalarWatchers() = default;
     ScalarWatchers(const ScalarWatchers&) = delete;
-    ~ScalarWatchers() {
+    ~ScalarWatchers() { end(); }
+
+    // Calls no more. One thread.
+    void end() {
         {
             const std::lock_guard lock(mutex_);
             is_ending_ = true;
         }
         changed_.notify_all();
         if (thread_.joinable()) thread_.join();
+        std::unique_lock lock(mutex_);
+        const auto ended = std::exchange(watched_, {});  // ends after the lock does, as in remove()
+        lock.unlock();
     }
 
     // Calls with each change that it sees; several at once are one. The word stays until it is removed. Any thread.
     uint64_t add(uint64_t* word, OnChange on_change) {
         const std::lock_guard lock(mutex_);
+        if (is_ending_) throw std::runtime_error("the engine was stopped");
         const uint64_t number = ++num_added_;
         watched_[number] = {word, load(word), std::move(on_change)};
         if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
@@ -42,13 +50,13 @@ public:
     void remove(uint64_t number) {
         std::unique_lock lock(mutex_);
         const auto node = watched_.extract(number);  // ends after the lock does: what it keeps may want other locks
-        const bool is_own = thread_.get_id() == std::this_thread::get_id();
+        const bool is_own = id_ == std::this_thread::get_id();
         changed_.wait(lock, [&] { return is_own || called_ != number; });
         lock.unlock();
     }
     bool is_here() const {
         const std::lock_guard lock(mutex_);
-        return thread_.get_id() == std::this_thread::get_id();
+        return id_ == std::this_thread::get_id();
     }
 
 private:
@@ -63,6 +71,7 @@ private:
     void run() {
         uint32_t idle_turns = 0;
         std::unique_lock lock(mutex_);
+        id_ = std::this_thread::get_id();
         while (!is_ending_) {
             if (watched_.empty()) changed_.wait(lock, [&] { return is_ending_ || !watched_.empty(); });
             idle_turns = call_for_changes(lock) ? 0 : idle_turns + 1;
@@ -70,6 +79,7 @@ private:
             rest(idle_turns);
             lock.lock();
         }
+        id_ = {};
     }
 
     bool call_for_changes(std::unique_lock<std::mutex>& lock) {
@@ -115,6 +125,7 @@ private:
     uint64_t num_added_ = 0, called_ = 0;
     bool is_ending_ = false;
     std::thread thread_;
+    std::thread::id id_;  // while it runs: later ones may have the same
 };
 
 }  // namespace tracekern
