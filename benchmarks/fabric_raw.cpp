@@ -50,6 +50,7 @@ public:
     }
     void wait_for(roles::Channel& channel) {
         while (!channel.has_something()) poll();
+        channel.get();
     }
 
 private:

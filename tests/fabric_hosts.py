@@ -100,6 +100,11 @@ def link_name(link: int) -> str:
     return f"link{link}"
 
 
+def set_link(link: int, state: str) -> None:
+    """Sets this host's end of a link "up" or "down"."""
+    _run("ip", "link", "set", link_name(link), state)
+
+
 def bytes_sent(link: int) -> int:
     """Of this host, over a link."""
     (found,) = json.loads(_run("ip", "-json", "-statistics", "link", "show", link_name(link)))

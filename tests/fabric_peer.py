@@ -3,8 +3,8 @@
     python fabric_peer.py PROVIDER SOURCE BYTES
 
 Prints the memory's descriptor. A line of its input is a request, a line of its output the answer: `unregister`,
-`register` (answers the descriptor), `sum` (of the bytes), `counted N` (immediate N), `write DESCRIPTOR` (answers what
-the transfer ended with), `stop`.
+`register` (answers the descriptor), `address`, `sum` (of the bytes), `counted N` (immediate N), `write DESCRIPTOR`
+(answers what the transfer ended with), `stop`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Target:
             self.engine.unregister_memory(self.handle)
         elif request == "write":
             return self.write(MemoryRegionDescriptor(bytes.fromhex(arguments[0])))
+        elif request == "address":
+            return str(self.engine.main_address)
         elif request == "sum":
             return str(sum(self.memory[:]))
         elif request == "counted":

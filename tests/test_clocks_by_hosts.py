@@ -65,7 +65,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", ONE, str(directory)],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "TRACEKERN_RUN_ID": "apart"},
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "TRACEKERN_RUN_ID": f"apart-{os.getpid()}"},
         )
         for rank in range(2)
     ]

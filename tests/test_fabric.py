@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -264,3 +268,22 @@ def test_two_hundred_writes_to_another_process_and_back(provider):
     process.join(LIMIT_S)
     assert process.exitcode == 0
     source.stop()
+
+
+FORGOTTEN = """
+import sys
+from fabric_pairs import NETS, Pair
+
+pair = Pair(NETS[sys.argv[1]])
+for _ in range(20):
+    pair.source.submit_write(pair.src, pair.dst, 1 << 20, imm=1, on_done=lambda error: None)
+word = pair.target.alloc_scalar_watcher(lambda old, new: True)
+"""
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_process_may_end_without_stopping_its_engines(net):
+    here = Path(__file__).resolve().parent
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    ended = subprocess.run([sys.executable, "-c", FORGOTTEN, net], env=env, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
-from fabric_hosts import NAMES, bytes_sent, missing, run_on_hosts
+from fabric_hosts import NAMES, bytes_sent, missing, run_on_hosts, set_link
 
-from tracekern.fabric import Net, PageIndices, TransferEngine
+from tracekern.fabric import DoneFlag, Net, PageIndices, TransferEngine, TransferError
 
 PAGE_BYTES, PAGES = 4096, 1000
 LIMIT_S = 30.0
@@ -59,3 +60,51 @@ def receive(other: Connection, nets: list[Net]) -> tuple[str, list[str]]:
 
 def test_pages_travel_between_two_hosts_over_two_links():
     assert run_on_hosts(write, receive, num_links=2) == ((NAMES[0], []), (NAMES[1], []))
+
+
+def write_until_the_link_is_down(other: Connection, nets: list[Net]) -> tuple[str, str, list[str]]:
+    """Returns what the transfer ended with that was under way, the next one, and what was told of the peer."""
+    engine = TransferEngine.builder().add_domains(nets).transfer_limit(1.0).build()
+    told: list[str] = []
+    engine.set_peer_callback(told.append)
+    memory = np.ones((PAGES, PAGE_BYTES), np.uint8)
+    src, _ = engine.register_memory(memory.ctypes.data, memory.nbytes, memory)
+    dst, first = other.recv(), DoneFlag()
+    engine.submit_write(src, dst, memory.nbytes, on_done=first)
+    first.wait(LIMIT_S)
+    set_link(0, "down")
+    during, after = DoneFlag(), DoneFlag()
+    pages = PageIndices(range(PAGES), PAGE_BYTES)
+    engine.submit_paged_writes(src, pages, dst, pages, PAGE_BYTES, on_done=during)
+    with pytest.raises(TransferError) as stalled:
+        during.wait(LIMIT_S)
+    while not told:
+        time.sleep(0.01)
+    engine.submit_write(src, dst, memory.nbytes, on_done=after)
+    with pytest.raises(TransferError) as refused:
+        after.wait(LIMIT_S)
+    engine.stop()
+
+    set_link(0, "up")
+    another, done = TransferEngine.builder().add_domains(nets).build(), DoneFlag()
+    src, _ = another.register_memory(memory.ctypes.data, memory.nbytes, memory)
+    another.submit_write(src, dst, memory.nbytes, on_done=done)
+    done.wait(LIMIT_S)
+    another.stop()
+    return stalled.value.outcome, str(refused.value), told
+
+
+def be_written_to(other: Connection, nets: list[Net]) -> None:
+    engine = TransferEngine.builder().add_domains(nets).build()
+    memory = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    _, mine = engine.register_memory(memory.ctypes.data, memory.nbytes, memory)
+    other.send(mine)
+    other.poll(LIMIT_S)  # until the other host has ended
+    engine.stop()
+
+
+def test_a_link_that_is_down_makes_the_peer_dead_and_a_new_engine_goes_on():
+    (outcome, refused, told), _ = run_on_hosts(write_until_the_link_is_down, be_written_to)
+    assert outcome == "stalled"
+    assert "is dead: nothing was heard from it for 1000 ms" in refused
+    assert refused == told[0]

@@ -13,7 +13,7 @@ import torch
 from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine
 
 from tracekern.errors import BadInput
-from tracekern.fabric import DomainAddress, DoneFlag, MemoryRegionDescriptor
+from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, MemoryRegionDescriptor, ScatterSlice, TransferError
 
 NUM_FUZZED = 10_000
 
@@ -57,6 +57,28 @@ def test_ten_thousand_fuzzed_addresses_are_whole_or_refused_in_one_line():
     made.stop()
 
 
+def test_no_byte_is_written_by_a_descriptor_that_was_changed():
+    """Its owner is asked before the first write: it knows what it gave out."""
+    made, chance, done = Pair(NETS["tcp"], 1000), random.Random(10), DoneCounter()
+    whole = made.dst.to_bytes()
+    numbers = [*range(24), *range(len(whole) - 16, len(whole))]  # engine, region, size; key and base behind an address
+    changed = [bytearray(whole) for _ in range(300)]
+    for packed in changed:
+        packed[chance.choice(numbers)] ^= 1 << chance.randrange(8)
+    num_refused = 0
+    for packed in changed:
+        try:
+            made.source.submit_write(made.src, MemoryRegionDescriptor(bytes(packed)), 8, imm=1, on_done=done)
+        except BadInput:
+            num_refused += 1
+    with pytest.raises(TransferError, match="transfers failed"):
+        done.wait(len(changed) - num_refused, LIMIT_S)
+    assert (done.done, done.errors) == (0, len(changed) - num_refused)
+    assert not made.received.any()
+    assert made.target.remove_imm_count(1) == (0, 0)
+    made.stop()
+
+
 @pytest.mark.parametrize("net", ["tcp", "shm"])
 def test_addresses_that_no_engine_has_are_errors_and_the_engine_goes_on(net):
     """None of a network's form: others are tried, and not reached."""
@@ -67,7 +89,7 @@ def test_addresses_that_no_engine_has_are_errors_and_the_engine_goes_on(net):
             DomainAddress(b"\xfe" + chance.randbytes(chance.randrange(1, 200))), b"hello", flags[-1]
         )
     for flag in flags:
-        with pytest.raises(Exception, match=f"send: {net}: not an address of this network"):
+        with pytest.raises(TransferError, match=f"send: {net}: not an address of this network"):
             flag.wait(LIMIT_S)
     done = Done()
     made.source.submit_write(made.src, made.dst, 8, on_done=done)
@@ -141,8 +163,23 @@ def test_numbers_that_are_none_are_refused_in_one_line(number):
 def test_a_region_is_unregistered_once():
     made = Pair([LOOPBACK], 64)
     made.source.unregister_memory(made.src)
-    with pytest.raises(BadInput, match="memory region 1 is not registered here, or not any more"):
+    with pytest.raises(BadInput, match=r"memory region \d+ is not registered here, or not any more"):
         made.source.unregister_memory(made.src)
-    with pytest.raises(BadInput, match="memory region 1 is not registered here, or not any more"):
+    with pytest.raises(BadInput, match=r"memory region \d+ is not registered here, or not any more"):
         made.source.submit_write(made.src, made.dst, 1, on_done=Done())
     made.stop()
+
+
+def test_handles_of_another_engine_are_refused():
+    one, other = Pair([LOOPBACK], 64), Pair([LOOPBACK], 64)
+    for act in (
+        lambda: one.source.submit_write(other.src, one.dst, 1, on_done=Done()),
+        lambda: one.source.unregister_memory(other.src),
+        lambda: one.source.submit_scatter(
+            one.source.add_peer_group([one.dst]), other.src, [ScatterSlice(1)], on_done=Done()
+        ),
+    ):
+        with pytest.raises(BadInput, match="is not registered here, or not any more"):
+            act()
+    one.stop()
+    other.stop()

@@ -16,6 +16,7 @@ import torch
 from fabric_pairs import LIMIT_S, NETS, Pair, engine
 
 from tracekern.analysis.findings import analyze
+from tracekern.analysis.statistics import phase_statistics
 from tracekern.analysis.transfers import TransferCause, blame_transfers, divide_transfer_waits
 from tracekern.errors import BadInput
 from tracekern.fabric import DoneFlag, MemoryRegionDescriptor, PageIndices
@@ -100,6 +101,8 @@ def test_what_overlaps_lies_on_tracks_of_its_own(pair: Pair, tmp_path: Path):
     counters = {counter.name: counter for counter in count_events(timeline)}
     assert int(counters["bytes under way"].value.max()) <= 4 * 64 * 4096
     assert int(counters["bytes under way"].value[-1]) == 0
+    gated = {phase.name: phase.num_spans for phase in phase_statistics(timeline).phases}
+    assert gated == {"transfers.transfer": 4, "transfers.queued": 4, "transfers.write_imm": 4 * 64}
     under_way = [counter for name, counter in counters.items() if name.startswith("writes under way, domain")]
     assert len(under_way) == pair.source.num_domains
     assert all(int(counter.value.max()) > 1 and int(counter.value[-1]) == 0 for counter in under_way)

@@ -55,6 +55,10 @@ def test_tracks_side_by_side_have_no_race(record_format):
     assert_right(run_program(program("tracks", *RECORDER_TSAN), record_format, *TRACKS))
 
 
+def test_turns_of_a_transfer_engine_have_no_race():
+    assert_right(run_program(program("fabric_turns", *RECORDER_TSAN), "4", "4000"))
+
+
 @pytest.mark.parametrize("planted", ["track", "record"])
 @pytest.mark.parametrize("record_format", ["span", "ring"])
 def test_a_writer_in_another_track_is_noticed(record_format, planted):

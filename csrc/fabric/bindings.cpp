@@ -64,14 +64,15 @@ EngineHolder make_engine(const std::string& library,
                          const std::vector<std::pair<std::string, std::string>>& nets,
                          int pin_cpu,
                          double connect_limit_s,
-                         double transfer_limit_s) {
+                         double transfer_limit_s,
+                         const TransferEngine* first) {
     EngineOptions options;
     for (const auto& [provider, source] : nets) options.nets.push_back({provider, source, "", 0});
     options.pin_cpu = pin_cpu;
     options.connect_limit = to_ns(connect_limit_s);
     options.transfer_limit = to_ns(transfer_limit_s);
     const py::gil_scoped_release release;
-    return EngineHolder(new TransferEngine(std::make_shared<FabricLibrary>(library), options));
+    return EngineHolder(new TransferEngine(std::make_shared<FabricLibrary>(library), options, first));
 }
 
 using Pages = std::tuple<std::vector<uint64_t>, uint64_t, uint64_t>;
@@ -153,7 +154,8 @@ void bind_memory(py::class_<Engine, EngineHolder>& engine) {
              py::arg("nets"),
              py::arg("pin_cpu"),
              py::arg("connect_limit_s"),
-             py::arg("transfer_limit_s"))
+             py::arg("transfer_limit_s"),
+             py::arg("first"))
         .def_property_readonly("num_domains", &Engine::num_domains)
         .def_property_readonly("main_address", &Engine::main_address)
         .def("stop", &Engine::stop, py::call_guard<py::gil_scoped_release>())

@@ -8,6 +8,7 @@
 #include <rdma/fi_rma.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -109,14 +110,22 @@ public:
         return text;
     }
 
-    // libfabric's shm (2.5) takes no answers from an endpoint of the same process that it has written to: it looks up
-    // its own memory as that one has mapped it, which is then unknown, and the process ends.
-    bool takes_no_answer(const DomainAddress& peer) const {
+    // A peer has written or sent to this endpoint before it had an answer from it. libfabric's shm (2.5) takes no more
+    // than a few bytes back where both are in one process: it looks up its own memory as the other has mapped it, which
+    // is then unknown, and the process ends.
+    void came_first(const DomainAddress& peer, fi_addr_t at) {
         // fi_shm://PID:DOMAIN:ENDPOINT
         const auto process = [](const DomainAddress& address) {
             return address.bytes.substr(0, address.bytes.find(':', 9));
         };
-        return net_.provider == "shm" && process(peer) == process(address_);
+        if (net_.provider == "shm" && process(peer) == process(address_)) one_way_.insert(at);
+    }
+    // Why nothing can be sent or written there; "": it can.
+    std::string why_one_way(fi_addr_t at) const {
+        return one_way_.contains(at)
+                   ? "shm: both engines are in this process, and the peer met this one first: libfabric "
+                     "takes one direction only; use tcp"
+                   : "";
     }
     // Can be read from when something may have come; -1: the provider has none.
     int descriptor() const { return descriptor_; }
@@ -142,12 +151,15 @@ public:
         if (memory.region) fi_close(&std::exchange(memory.region, nullptr)->fid);
     }
 
-    // Each address once, however often it comes.
+    // Each address once, however often it comes. None is taken out again: shm crashes then.
     fi_addr_t insert(const DomainAddress& address) {
         if (const auto known = places_.find(address.bytes); known != places_.end()) return known->second;
         fi_addr_t place = FI_ADDR_UNSPEC;
-        if (!is_whole(address) || fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1)
-            throw std::runtime_error(net_.provider + ": not an address of this network");
+        if (!is_whole(address)) throw std::runtime_error(net_.provider + ": not an address of this network");
+        if (fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1) {
+            throw std::runtime_error(net_.provider + ": no room for another peer after " +
+                                     std::to_string(places_.size()) + "; make another engine");
+        }
         places_[address.bytes] = place;
         return place;
     }
@@ -181,7 +193,7 @@ public:
     // Takes what has completed. on_imm(imm, source), on_done(operation, bytes), on_error(operation, text); returns how
     // many.
     template <class OnImm, class OnDone, class OnError>
-    uint32_t poll(OnImm on_imm, OnDone on_done, OnError on_error) {
+    uint32_t poll(const OnImm& on_imm, const OnDone& on_done, const OnError& on_error) {
         constexpr uint32_t kBatch = 32;
         fi_cq_data_entry entries[kBatch];
         fi_addr_t sources[kBatch];
@@ -216,7 +228,7 @@ private:
     }
 
     template <class OnError>
-    uint32_t take_error(OnError on_error) {
+    uint32_t take_error(const OnError& on_error) {
         fi_cq_err_entry error{};
         if (fi_cq_readerr(completions_, &error, 0) < 0) return 0;
         on_error(
@@ -236,6 +248,7 @@ private:
     int descriptor_ = -1;
     DomainAddress address_;
     std::unordered_map<std::string, fi_addr_t> places_;  // of peers, by address
+    std::set<fi_addr_t> one_way_;
 };
 
 }  // namespace tracekern

@@ -152,7 +152,8 @@ public:
 
 private:
     // How long an engine that ends waits for writes of which none ends, and then for peers to stop theirs.
-    static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1};
+    // Those in this process would crash it.
+    static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1}, kGoodbyeLimitHere{30};
     static constexpr char kStopped[] = "the engine was stopped";
 
     void start(const std::shared_ptr<Transfer>& transfer) {
@@ -237,7 +238,7 @@ private:
 
     // What fails in a turn breaks the engine, whoever does the turn.
     template <class What>
-    void safely(What what) {
+    void safely(What&& what) {
         try {
             what();
         } catch (const std::exception& error) {
@@ -266,8 +267,8 @@ private:
             is_busy = true;
         }
         if (is_broken()) return is_stopping;
-        is_busy |= mailbox_->send_more();
-        is_busy |= transfers_->post_more();
+        if (mailbox_->has_unsent()) is_busy |= mailbox_->send_more();
+        if (transfers_->has_active()) is_busy |= transfers_->post_more();
         for (uint32_t domain = 0; domain < domains_.size(); ++domain) is_busy |= poll(domain);
         look_around(has_slept);
         return is_stopping && finish(is_busy);
@@ -292,7 +293,7 @@ private:
         if (!last_moment_ || (is_busy && !is_goodbye_said_)) last_moment_ = now + kStopLimit;
         const bool is_waiting = !is_goodbye_said_ && transfers_->num_under_way() + messages_->num_waiting() != 0;
         if (is_waiting && now < *last_moment_) return false;
-        if (!is_goodbye_said_) last_moment_ = now + kGoodbyeLimit;
+        if (!is_goodbye_said_) last_moment_ = now + (peers_->are_gone(true) ? kGoodbyeLimit : kGoodbyeLimitHere);
         is_goodbye_said_ = true;
         peers_->say_goodbye();
         return now >= *last_moment_ || (peers_->are_gone() && mailbox_->num_waiting() == 0);
@@ -318,7 +319,7 @@ private:
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
                                  [this](const Peer& peer) {
-                                     messages_->fail_to(peer.at[0], peer.why);
+                                     if (!peer.is_replaced) messages_->fail_to(peer.at[0], peer.why);
                                      tell(peer.why);
                                  },
                                  [this](const std::string& warning) { tell(warning); }};

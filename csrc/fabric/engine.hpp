@@ -10,6 +10,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,15 +37,23 @@ using Limit = std::optional<std::chrono::nanoseconds>;
 
 class TransferEngine {
 public:
-    TransferEngine(std::shared_ptr<const FabricLibrary> library, const EngineOptions& options)
-        : library_(std::move(library)), number_(draw_number()), transfer_limit_(options.transfer_limit) {
+    // first: of whose groups of domains this is a further one; they share immediates and the callback thread.
+    TransferEngine(std::shared_ptr<const FabricLibrary> library,
+                   const EngineOptions& options,
+                   const TransferEngine* first = nullptr)
+        : library_(std::move(library)),
+          number_(draw_number()),
+          transfer_limit_(options.transfer_limit),
+          is_first_(!first),
+          imms_(first ? first->imms_ : std::make_shared<ImmCounters>(turns_)) {
+        if (first) first->running();
         if (options.nets.empty() || options.nets.size() > kMaxDomains) {
             throw std::invalid_argument(std::to_string(options.nets.size()) + " domains; wanted 1 to 4");
         }
-        callbacks_ = std::make_unique<CallbackThread>();
+        callbacks_ = first ? first->callbacks_ : std::make_shared<CallbackThread>();
         const PeerLimits limits{options.connect_limit, options.transfer_limit};
         group_ = std::make_unique<DomainGroup>(
-            *library_, options.nets, options.pin_cpu, number_, limits, *callbacks_, imms_, *turns_);
+            *library_, options.nets, options.pin_cpu, number_, limits, *callbacks_, *imms_, *turns_);
         watchers_ = std::make_unique<ScalarWatchers>();
     }
     ~TransferEngine() { end(); }
@@ -53,7 +62,7 @@ public:
     const DomainAddress& main_address() const { return running().addresses()[0]; }
 
     // Ends what is under way, and calls back for all of it. Calls that other threads make meanwhile end, too, or throw
-    // what later ones throw.
+    // what later ones throw. Groups end before the first of them.
     void stop() {
         if (is_in_callback()) {
             throw std::invalid_argument(
@@ -68,17 +77,17 @@ public:
     // Records into tracks that a capture has reserved, until stop_trace() or stop().
     void start_trace(TraceChoice tracks) {
         auto& group = running();
-        imms_.trace().start(tracks.descriptor(), num_domains());
+        if (is_first_) imms_->trace().start(tracks.descriptor(), num_domains());
         try {
             group.start_trace(tracks.descriptor());
         } catch (...) {
-            imms_.trace().stop();
+            if (is_first_) imms_->trace().stop();
             throw;
         }
     }
     void stop_trace() {
         if (is_forked()) return;
-        imms_.trace().stop();
+        if (is_first_) imms_->trace().stop();
         group_->stop_trace();
     }
 
@@ -93,7 +102,7 @@ public:
         region->bytes = bytes;
         region->owner = std::move(owner);
         const std::lock_guard lock(mutex_);
-        region->number = ++num_regions_;
+        region->number = ++num_regions;
         group.register_memory(region);
         regions_[region->number] = region;
         return region->number;
@@ -243,7 +252,7 @@ public:
 
     ImmCounters& imms() {
         check_process();
-        return imms_;
+        return *imms_;
     }
     CallbackThread& callbacks() {
         running();
@@ -275,7 +284,7 @@ private:
         if (is_forked()) {
             (void)watchers_.release();
             (void)group_.release();
-            (void)callbacks_.release();
+            (void)new std::shared_ptr(callbacks_);
             return;
         }
         // All of them stay until nobody calls any more.
@@ -283,8 +292,9 @@ private:
         is_stopped_.store(true, std::memory_order_relaxed);
         watchers_->end();
         group_->end();
+        if (!is_first_) return;
         callbacks_->end();
-        imms_.trace().stop();  // of recordings that the group took until its end
+        imms_->trace().stop();  // of recordings that the group took until its end
     }
     // What steady_clock said up to kCoarse ago, at a fifth of its price: transfers are looked at every 5 ms only.
     static constexpr std::chrono::milliseconds kCoarse{10};
@@ -357,10 +367,10 @@ private:
                                         std::to_string(num_domains() - 1));
         }
     }
-    static void check_range(const std::string& what, uint64_t offset, uint64_t bytes, uint64_t size) {
+    static void check_range(std::string_view what, uint64_t offset, uint64_t bytes, uint64_t size) {
         if (offset > size || bytes > size - offset) {
-            throw std::invalid_argument(what + ": " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                                        " of a region of " + std::to_string(size));
+            throw std::invalid_argument(std::string(what) + ": " + std::to_string(bytes) + " bytes at " +
+                                        std::to_string(offset) + " of a region of " + std::to_string(size));
         }
     }
     static void check_pages(const char* what, const PageList& pages, uint64_t page_bytes, uint64_t size) {
@@ -424,17 +434,18 @@ private:
     const uint64_t number_;
     const std::chrono::nanoseconds transfer_limit_;
     const uint32_t made_after_ = num_forks;  // forks
+    const bool is_first_;
     const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
-    ImmCounters imms_{turns_};
-    std::unique_ptr<CallbackThread> callbacks_;
+    const std::shared_ptr<ImmCounters> imms_;
+    std::shared_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
     std::unique_ptr<ScalarWatchers> watchers_;
     std::mutex stop_mutex_;
     std::atomic<bool> is_stopped_ = false;
     mutable std::mutex mutex_;                                                   // of the regions and targets
     std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<Targets>> targets_;  // by engine and region
-    Regions regions_, retired_;  // retired: on the way to be unregistered
-    uint64_t num_regions_ = 0;
+    Regions regions_, retired_;                           // retired: on the way to be unregistered
+    inline static std::atomic<uint64_t> num_regions = 0;  // of the process: a handle is of one engine alone
     std::atomic<uint64_t> num_transfers_ = 0;
     std::atomic<uint32_t> turn_ = 0;
 };

@@ -37,8 +37,7 @@ public:
     // the worker's turns for a while, then blocks.
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
         const RecordedSpan span = trace_->begin(imm_, taken_.load(std::memory_order_relaxed) + count);
-        const auto take = [&] { return try_take(count); };
-        if (!turns_->wait(take, limit) && !block(take, limit)) return false;
+        if (!turns_->wait([&] { return try_take(count); }, limit) && !block(count, limit)) return false;
         trace_->end(span);
         return true;
     }
@@ -46,24 +45,29 @@ public:
     // Returns how many have arrived, with this one.
     uint64_t add_one() {
         const uint64_t number = arrived_.fetch_add(1, std::memory_order_seq_cst) + 1;
-        if (num_blocked_.load(std::memory_order_seq_cst) != 0) {
-            mutex_.lock();  // who has not found it blocks before this
-            mutex_.unlock();
+        if (number >= wakes_at_.load(std::memory_order_seq_cst)) {
+            const std::lock_guard lock(mutex_);
+            wakes_at_.store(kNever, std::memory_order_relaxed);  // until who has not enough says so again
             changed_.notify_all();
         }
         return number;
     }
 
 private:
-    template <class Take>
-    bool block(Take take, std::chrono::nanoseconds limit) {
+    static constexpr uint64_t kNever = ~uint64_t{0};
+
+    // Is told when there may be enough, not of each arrival: that would be a change of threads for each.
+    bool block(uint64_t count, std::chrono::nanoseconds limit) {
         std::unique_lock lock(mutex_);
-        // Sequentially consistent, as in add_one(): of this add and the look at num_blocked_ there, or of the add there
-        // and the look at arrived_ here, one comes first. Either that sees who blocks, or this sees the arrival.
-        num_blocked_.fetch_add(1, std::memory_order_seq_cst);
-        const bool has_come = changed_.wait_for(lock, limit, take);
-        num_blocked_.fetch_sub(1, std::memory_order_relaxed);
-        return has_come;
+        return changed_.wait_for(lock, limit, [&] {
+            // Sequentially consistent, as in add_one(): of this store and the load there, or of the add there and the
+            // look at arrived_ here, one comes first. Either that sees who blocks, or this sees the arrival.
+            const uint64_t enough = taken_.load(std::memory_order_relaxed) + count;
+            if (enough < wakes_at_.load(std::memory_order_relaxed)) {
+                wakes_at_.store(enough, std::memory_order_seq_cst);
+            }
+            return try_take(count);
+        });
     }
     // Who takes arrivals sees what the thread saw that counted them; sequentially consistent for block().
     bool try_take(uint64_t count) {
@@ -78,7 +82,7 @@ private:
     const std::shared_ptr<WaitTrace> trace_;
     const std::shared_ptr<Turns> turns_;
     std::atomic<uint64_t> arrived_, taken_ = 0;  // taken by waits
-    std::atomic<uint32_t> num_blocked_ = 0;
+    std::atomic<uint64_t> wakes_at_ = kNever;    // arrivals that are enough for a wait that blocks
     std::mutex mutex_;
     std::condition_variable changed_;
 };

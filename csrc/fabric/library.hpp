@@ -14,7 +14,7 @@
 namespace tracekern {
 
 // How many forks lie between this process and the one that loaded the first library: threads and connections of an
-// engine are not there after one.
+// engine are not there after one. Written where a child has one thread; relaxed: nothing else is read by it.
 inline std::atomic<uint32_t> num_forks = 0;
 
 inline void count_forks() {

@@ -8,8 +8,10 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -70,13 +72,14 @@ public:
     }
 
     void send(fi_addr_t to, const Message& message, OnSent on_sent) {
-        unsent_.push_back({to, pack(message), std::move(on_sent), std::chrono::steady_clock::now() + limit_});
+        const auto until = std::chrono::steady_clock::now() + limit_;
+        unsent_.push_back({to, message.to, pack(message), std::move(on_sent), until});
         send_more();
     }
 
+    bool has_unsent() const { return !unsent_.empty(); }
     // Sends what there is room for, to each peer in order. A provider that is still making the connection has none.
     bool send_more() {
-        if (unsent_.empty()) return false;
         bool is_busy = false;
         std::vector<fi_addr_t> full;
         for (size_t turn = unsent_.size(); turn > 0 && !unsent_.empty(); --turn) {  // on_sent may fail others
@@ -104,6 +107,7 @@ public:
         Buffer& buffer = buffers_[operation->index];
         if (!buffer.is_recv) {
             --num_under_way_;
+            --under_way_to_[buffer.to];
             free_sends_.push_back(&buffer);
             std::exchange(buffer.on_sent, {})(error.empty() ? "" : "send: " + error);
             return;
@@ -130,13 +134,16 @@ public:
     void fail_unsent(const std::string& why) {
         for (Unsent& unsent : std::exchange(unsent_, {})) unsent.on_sent(why);
     }
-    // What has not been sent to a peer that is dead.
-    void fail_unsent_to(fi_addr_t to, const std::string& why) {
+    // A peer is dead. Its address may be another engine's by now. What the provider does not give back is made up for.
+    void give_up_on(fi_addr_t to, uint64_t engine, const std::string& why) {
         const auto first = std::stable_partition(
-            unsent_.begin(), unsent_.end(), [&](const Unsent& unsent) { return unsent.to != to; });
+            unsent_.begin(), unsent_.end(), [&](const Unsent& unsent) { return unsent.engine != engine; });
         std::deque<Unsent> failed(std::make_move_iterator(first), std::make_move_iterator(unsent_.end()));
         unsent_.erase(first, unsent_.end());
         for (Unsent& unsent : failed) unsent.on_sent(why);
+        const uint32_t count = under_way_to_[to];
+        if (count == 0 || !made_up_for_.insert(to).second) return;
+        add_buffers(count, [&](Buffer& buffer) { free_sends_.push_back(&buffer); });
     }
 
 private:
@@ -144,6 +151,7 @@ private:
         Operation operation{};
         bool is_recv = false;
         OnSent on_sent;
+        fi_addr_t to = FI_ADDR_UNSPEC;
         char* at = nullptr;
         size_t block = 0;
     };
@@ -153,12 +161,14 @@ private:
     };
     struct Unsent {
         fi_addr_t to;
+        uint64_t engine;  // 0: whichever is there
         std::string bytes;
         OnSent on_sent;
         std::chrono::steady_clock::time_point until;
     };
 
     static constexpr uint32_t kNumRecvs = 64, kNumSends = 64;
+    static constexpr uint32_t kSendsToOne = 16;  // a peer that is stopped leaves room for others, and for signs of life
     static constexpr uint64_t kFirstKey = ~uint64_t{0} >> 1;  // far from users' regions
 
     template <class Use>
@@ -179,7 +189,8 @@ private:
         library_.require(domain_.post_recv(buffer.at, kMaxMessageBytes, local(buffer), &buffer.operation), "recv");
     }
     int64_t post_send(Unsent& unsent) {
-        if (free_sends_.empty()) return -FI_EAGAIN;
+        uint32_t& under_way = under_way_to_[unsent.to];
+        if (free_sends_.empty() || under_way == kSendsToOne) return -FI_EAGAIN;
         Buffer& buffer = *free_sends_.back();
         std::copy(unsent.bytes.begin(), unsent.bytes.end(), buffer.at);
         const int64_t result =
@@ -187,7 +198,9 @@ private:
         if (result != 0) return result;
         free_sends_.pop_back();
         buffer.on_sent = std::move(unsent.on_sent);
+        buffer.to = unsent.to;
         ++num_under_way_;
+        ++under_way;
         return 0;
     }
 
@@ -202,6 +215,8 @@ private:
     std::vector<Buffer*> free_sends_;
     std::deque<Unsent> unsent_;
     uint64_t num_under_way_ = 0;  // sends
+    std::unordered_map<fi_addr_t, uint32_t> under_way_to_;
+    std::set<fi_addr_t> made_up_for_;
 };
 
 }  // namespace tracekern

@@ -18,6 +18,7 @@ struct RemoteRegion {
     State state = State::asked;
     MemoryRegionDescriptor descriptor;  // that the owner was asked about
     TimePoint until;                    // asked: for an answer
+    std::string why;                    // asked: the question was not sent
     std::vector<std::shared_ptr<Transfer>> waiting;
 };
 
@@ -27,10 +28,10 @@ struct Peer {
     uint32_t number = 0;  // on record
     State state = State::connecting;
     std::string name;           // for people
-    std::vector<fi_addr_t> at;  // one a domain
+    std::vector<fi_addr_t> at;  // one a domain; none where a provider does not take its address
     std::string why;            // dead
-    std::string no_writes;      // why nothing can be written to it
     bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
+    bool is_replaced = false;   // dead: another engine is at its address
     bool is_leaving = false;    // dead: waits for what is under way to it, and for a goodbye
     bool is_told_goodbye = false;
     std::map<uint64_t, RemoteRegion> regions;

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cinttypes>
+#include <cstdio>
 #include <functional>
-#include <iomanip>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -75,7 +75,7 @@ public:
         for (const auto& memory : targets.memory) {
             Peer& peer = meet(memory);
             if (peer.state == Peer::State::dead) return {peer.why, nullptr};
-            if (!peer.no_writes.empty()) return {peer.no_writes, nullptr};
+            if (auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) return {std::move(why), nullptr};
             const auto [found, is_new] = peer.regions.try_emplace(memory.region);
             RemoteRegion& region = found->second;
             if (is_new) {
@@ -125,7 +125,10 @@ public:
 
     // An immediate has come from an address.
     void count_imm(uint32_t domain, fi_addr_t source) {
-        if (source >= kMaxCounted) return;  // the provider does not know
+        if (source >= kMaxCounted) {  // the provider does not know
+            is_count_known_ = false;
+            return;
+        }
         auto& counts = num_imms_[domain];
         if (source >= counts.size()) counts.resize(source + 1);
         ++counts[source];
@@ -145,7 +148,7 @@ public:
             case MessageKind::refusal:
                 return refuse_region(peer, message.region, message.text);
             case MessageKind::ping:
-                return send(peer, MessageKind::pong, 0, num_counted(peer), "");
+                return send(peer, MessageKind::pong, 0, is_count_known_ ? num_counted(peer) : kUnknown, "");
             case MessageKind::pong:
                 return compare_counts(peer, message.count);
             case MessageKind::ask_time:
@@ -160,6 +163,7 @@ public:
             case MessageKind::bye:
                 return let_go(peer);
             case MessageKind::gone:
+                peer.is_replaced = true;
                 return bury(peer, "it has ended, and another engine is at its address", true);
             case MessageKind::given_up:
                 return bury(peer, "it has given this engine up as dead", false);
@@ -197,10 +201,11 @@ public:
             if (peer.state != Peer::State::dead && !peer.is_told_goodbye) tell_goodbye(peer);
         }
     }
-    // All have said goodbye, or are dead.
-    bool are_gone() const {
-        return std::all_of(peers_.begin(), peers_.end(), [](const auto& one) {
-            return one.second.state == Peer::State::dead && !one.second.is_leaving;
+    // All have said goodbye, or are dead. are_here: asks for those in this process only.
+    bool are_gone(bool are_here = false) const {
+        return std::all_of(peers_.begin(), peers_.end(), [&](const auto& one) {
+            const Peer& peer = one.second;
+            return (peer.state == Peer::State::dead && !peer.is_leaving) || (are_here && !peer.liveness.is_here());
         });
     }
     void fail_all(const std::string& why) {
@@ -210,19 +215,20 @@ public:
     }
 
     void send(Peer& peer, MessageKind kind, uint64_t region, uint64_t count, const std::string& text) {
-        const Message message{kind, engine_, peer.engine, region, count, {}, text};
-        mailbox_.send(peer.at[0], message, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
+        send(peer, {kind, engine_, peer.engine, region, count, {}, text});
     }
 
 private:
     static constexpr fi_addr_t kMaxCounted = 1 << 20;
     static constexpr uint32_t kPings = 4;  // within the limit
     static constexpr uint32_t kNobody = ~0u;
+    static constexpr uint64_t kUnknown = ~uint64_t{0};  // and never less than was confirmed
     static constexpr char kUnregistered[] = "the memory was unregistered";
-    static constexpr char kOneDirection[] =
-        "shm: both engines are in this process, and the peer met this one first: libfabric takes writes in one "
-        "direction only; use tcp";
 
+    void send(Peer& peer, const Message& message) {
+        if (peer.at.empty()) return;
+        mailbox_.send(peer.at[0], message, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
+    }
     void refuse(const std::shared_ptr<Transfer>& transfer, const std::string& why) {
         transfers_.end(*transfer, {Outcome::failed, why});
     }
@@ -239,41 +245,53 @@ private:
         std::vector<DomainAddress> addresses;
         for (const auto& way : descriptor.ways) addresses.push_back(way.address);
         Peer& peer = peers_[descriptor.engine];
+        make_known(peer, descriptor.engine, addresses);
+        return peer;
+    }
+    // One whose address a provider does not take is as good as dead.
+    void make_known(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
         try {
-            introduce(peer, descriptor.engine, addresses);
+            introduce(peer, engine, addresses);
         } catch (const std::runtime_error& error) {
             peer.state = Peer::State::dead;
             peer.is_gone = true;
             peer.why = error.what();
+            hooks_.warn(peer.why);
         }
-        return peer;
     }
     void introduce(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
+        std::vector<fi_addr_t> at;
+        for (size_t i = 0; i < addresses.size(); ++i) at.push_back(domains_.at(i)->insert(addresses[i]));
+        peer.at = std::move(at);
         peer.engine = engine;
         peer.number = static_cast<uint32_t>(peers_.size());
         trace_.introduce(peer.number, engine);
-        for (size_t i = 0; i < addresses.size(); ++i) {
-            const fi_addr_t at = domains_.at(i)->insert(addresses[i]);
-            peer.at.push_back(at);
+        for (size_t i = 0; i < peer.at.size(); ++i) {
             auto& numbers = number_at_[i];
-            if (numbers.size() <= at) numbers.resize(at + 1, kNobody);
-            numbers[at] = peer.number;
+            if (numbers.size() <= peer.at[i]) numbers.resize(peer.at[i] + 1, kNobody);
+            numbers[peer.at[i]] = peer.number;
         }
         peer.first_imm.assign(peer.at.size(), 0);
         peer.first_imm = counts_of(peer);
         peer.liveness = Liveness(*domains_[0], addresses[0]);
-        std::ostringstream name;
-        name << "engine " << std::hex << std::setw(16) << std::setfill('0') << engine << " at "
-             << domains_[0]->name_of(addresses[0]);
-        peer.name = name.str();
+        char number[2 * sizeof(engine) + 1];
+        std::snprintf(number, sizeof(number), "%016" PRIx64, engine);
+        peer.name = std::string("engine ") + number + " at " + domains_[0]->name_of(addresses[0]);
         peer.next_ping = std::chrono::steady_clock::now() + limits_.silence / kPings;
     }
     void ask(Peer& peer, RemoteRegion& region) {
         region.state = RemoteRegion::State::asked;
         region.until = std::chrono::steady_clock::now() + limits_.connect;
+        const auto& descriptor = region.descriptor;
         const Message hello{
-            MessageKind::hello, engine_, peer.engine, region.descriptor.region, 0, addresses_, pack(region.descriptor)};
-        mailbox_.send(peer.at[0], hello, [&peer](const std::string& error) { peer.is_suspect |= !error.empty(); });
+            MessageKind::hello, engine_, peer.engine, descriptor.region, 0, addresses_, pack(descriptor)};
+        mailbox_.send(peer.at[0], hello, [&peer, number = descriptor.region](const std::string& error) {
+            const auto asked = peer.regions.find(number);
+            if (error.empty() || asked == peer.regions.end()) return;
+            peer.is_suspect = true;
+            asked->second.why = error;
+            asked->second.until = {};
+        });
     }
 
     // Both sides must know each other's addresses before the first write.
@@ -286,11 +304,11 @@ private:
             return answer(hello, MessageKind::refusal, engine_, why);
         }
         Peer& peer = peers_[hello.engine];
-        if (peer.at.empty()) introduce(peer, hello.engine, hello.addresses);
+        if (peer.state != Peer::State::dead && peer.at.empty()) make_known(peer, hello.engine, hello.addresses);
         if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
-        if (peer.state == Peer::State::connecting && domains_[0]->takes_no_answer(hello.addresses[0])) {
-            peer.no_writes = kOneDirection;
-            for (auto& [number, region] : peer.regions) fail_waiting(region, peer.no_writes);
+        if (peer.state == Peer::State::connecting) domains_[0]->came_first(hello.addresses[0], peer.at[0]);
+        if (const auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) {
+            for (auto& [number, region] : peer.regions) fail_waiting(region, why);
         }
         peer.state = Peer::State::ready;
         peer.is_heard = true;
@@ -350,9 +368,10 @@ private:
         for (auto& [number, region] : peer.regions) {
             if (region.state != RemoteRegion::State::asked) continue;
             const bool is_late = now > region.until;
+            const std::string why = region.why.empty() ? "has not answered within the time limit" : region.why;
             for (auto& transfer : std::exchange(region.waiting, {})) {
                 if (is_late || now > transfer->until) {
-                    refuse(transfer, peer.name + " has not answered within the time limit: nothing was posted");
+                    refuse(transfer, peer.name + " " + why + ": nothing was posted");
                 } else {
                     region.waiting.push_back(std::move(transfer));
                 }
@@ -393,7 +412,7 @@ private:
         peer.liveness = {};
         if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
-        mailbox_.fail_unsent_to(peer.at[0], peer.why);
+        mailbox_.give_up_on(peer.at[0], peer.engine, peer.why);
     }
     void set_dead(Peer& peer, const std::string& what) {
         if (peer.state == Peer::State::dead) return;
@@ -470,6 +489,7 @@ private:
         trace_, [this](Peer& peer, MessageKind kind, const std::string& text) { send(peer, kind, 0, 0, text); }};
     const Hooks hooks_;
     std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
+    bool is_count_known_ = true;                    // of each immediate, who sent it
     std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address
     std::vector<std::vector<uint32_t>> number_at_;  // the same
     uint64_t num_changes_ = 1;                      // of memory that could be used

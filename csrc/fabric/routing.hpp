@@ -32,7 +32,9 @@ struct GroupTransferRouting {
 struct Spread {
     uint32_t first, count, num_domains;
 
-    uint32_t domain(uint64_t turn) const { return static_cast<uint32_t>((first + turn % count) % num_domains); }
+    uint32_t domain(uint64_t turn) const {
+        return num_domains == 1 ? 0 : static_cast<uint32_t>((first + turn % count) % num_domains);
+    }
 };
 
 // The part of `bytes` that shard `shard` of so many has, [begin, end): in whole lines of 64 bytes but the last. Later

@@ -49,6 +49,7 @@ public:
         if (transfer->has_more()) active_.push_back(transfer);
     }
 
+    bool has_active() const { return !active_.empty(); }
     // Posts what there is room for.
     bool post_more() {
         bool is_busy = false;

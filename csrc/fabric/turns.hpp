@@ -46,7 +46,7 @@ public:
 
     // Does something between two turns; false: one is under way, or none will be any more.
     template <class What>
-    bool try_between(What what) {
+    bool try_between(What&& what) {
         const std::unique_lock lock(turn_mutex_, std::try_to_lock);
         if (!lock || !turn_) return false;
         what();
@@ -113,7 +113,7 @@ public:
             }
             rest_for = kLeastRest;
             if (idle_turns > 2 * kSpins) {
-                nap(may_sleep, has_requests, descriptors);
+                nap(idle_turns - 2 * kSpins, may_sleep, has_requests, descriptors);
                 has_slept = true;
             } else if (idle_turns > kSpins) {
                 sched_yield();
@@ -129,7 +129,9 @@ private:
     // While another thread does the turns: each look takes the core from it. What comes after its last one waits as
     // long.
     static constexpr auto kLeastRest = std::chrono::microseconds(100), kMostRest = std::chrono::microseconds(1000);
-    static constexpr auto kNap = std::chrono::microseconds(50);  // where nothing tells that something has come
+    // Where nothing tells that something has come; the longer nothing has, the longer, up to kMostRest.
+    static constexpr auto kNap = std::chrono::microseconds(50);
+    static constexpr uint32_t kNapsUntilLonger = 64;
     static constexpr auto kSleep = std::chrono::milliseconds(10);
 
     void set_turn(std::function<bool(bool)> turn) {
@@ -138,8 +140,11 @@ private:
     }
 
     template <class MaySleep, class HasRequests>
-    void nap(MaySleep may_sleep, HasRequests has_requests, const std::vector<int>& descriptors) {
-        if (descriptors.empty()) return sleep(Sleep::asleep, kNap, {}, has_requests);
+    void nap(uint32_t naps, MaySleep may_sleep, HasRequests has_requests, const std::vector<int>& descriptors) {
+        if (descriptors.empty()) {
+            const auto longer = kNap * (1 + naps / kNapsUntilLonger);
+            return sleep(Sleep::asleep, std::min<std::chrono::microseconds>(longer, kMostRest), {}, has_requests);
+        }
         {
             const std::lock_guard lock(turn_mutex_);
             if (!may_sleep()) return;

@@ -44,6 +44,9 @@ public:
         } catch (const std::runtime_error& error) {
             return tell(on_done, {Outcome::failed, std::string("send: ") + error.what()});
         }
+        if (const auto why = domain_.why_one_way(at); !why.empty()) {
+            return tell(on_done, {Outcome::failed, "send: " + why});
+        }
         const uint64_t number = ++num_sent_;
         waiting_[number] = {std::move(on_done), at, std::chrono::steady_clock::now() + limit_};
         Message message{MessageKind::payload, engine_};
@@ -57,7 +60,9 @@ public:
 
     void receive(const Message& message) {
         if (message.kind == MessageKind::payload) return take(message);
-        if (message.to != engine_) return;
+        const auto sent = waiting_.find(message.count);
+        if (message.to != engine_ || sent == waiting_.end()) return;
+        have_answered_.insert(sent->second.at);
         const Answer answer = static_cast<Answer>(message.region & 0xff);
         end(message.count,
             message.kind == MessageKind::taken ? Result() : Result{Outcome::failed, why(answer, message.region >> 8)});
@@ -93,6 +98,7 @@ private:
 
     void take(const Message& message) {
         const fi_addr_t back = domain_.insert(message.addresses.at(0));
+        if (!have_answered_.contains(back)) domain_.came_first(message.addresses[0], back);
         const auto refuse = [&](Answer answer, uint64_t number) {
             this->answer(back, message, MessageKind::returned, static_cast<uint64_t>(answer) | number << 8);
         };
@@ -137,6 +143,7 @@ private:
     uint32_t num_lendable_ = 0;
     uint64_t num_sent_ = 0;
     std::map<uint64_t, Sent> waiting_;  // by number: the oldest first
+    std::set<fi_addr_t> have_answered_;
 };
 
 }  // namespace tracekern

@@ -31,6 +31,7 @@ from tracekern.timeline.model import (
 )
 
 END_TO_END = "end_to_end"
+ENGINES, ROUND_TRIP = "transfers", "round_trip"
 WAIT_PER_ITERATION = "wait_per_iteration"
 STATISTICS = ("p50", "p99", "wait_share", WAIT_PER_ITERATION)
 
@@ -53,7 +54,7 @@ _LOSSES = {
 @dataclass(frozen=True)
 class PhaseStatistics:
     """The closed spans of one phase on the device tracks of all ranks, in the measured iterations, but for those whose
-    begin a flight recorder overwrote: how long they took is unknown."""
+    begin a flight recorder overwrote: how long they took is unknown. Of stage `transfers` those of all engines."""
 
     stage: str
     event: str
@@ -117,7 +118,7 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
         raise BadInput(f"statistics of a timeline in {timeline.unit}; align it to ns first (tracekern.load)")
     iterations = LaunchIterations(timeline)
     return RunStatistics(
-        phases=tuple(_phases(timeline, iterations)),
+        phases=(*_phases(timeline, iterations), *_phases_of_engines(timeline)),
         end_to_end_ns=_end_to_end(timeline, iterations),
         num_iterations=iterations.count,
         num_measured=iterations.count - iterations.first_measured,
@@ -152,6 +153,30 @@ def _phases(timeline: Timeline, iterations: LaunchIterations) -> Iterator[PhaseS
             p99_ns=float(p99),
             wait_share=waited_ns / stage_time[stage] if has_share else float("nan"),
             wait_per_iteration_ns=waited_ns / _num_iterations(iterations, stage),
+        )
+
+
+def _phases_of_engines(timeline: Timeline) -> Iterator[PhaseStatistics]:
+    """What transfer engines did, all of it: nothing says which iteration a transfer was of."""
+    spans = timeline.spans
+    of_engine = np.flatnonzero(timeline.tracks_of(TrackKind.ENGINE)[spans.track] & ~spans.is_open)
+    for number in np.unique(spans.event[of_engine]).tolist():
+        event = timeline.events[number]
+        if event.name == ROUND_TRIP:  # of the recorder's own
+            continue
+        rows = of_engine[spans.event[of_engine] == number]
+        durations = spans.end[rows] - spans.start[rows]
+        p50, p99 = np.quantile(durations, (0.5, 0.99))
+        yield PhaseStatistics(
+            stage=ENGINES,
+            event=event.name,
+            event_class=event.event_class.value,
+            num_spans=len(rows),
+            total_ns=int(durations.sum(dtype=np.int64)),
+            p50_ns=float(p50),
+            p99_ns=float(p99),
+            wait_share=float("nan"),
+            wait_per_iteration_ns=float("nan"),
         )
 
 

@@ -127,7 +127,7 @@ class Dump:
 
     def part(self, by_host: bool) -> Dump:
         """Returns a dump of the launches alone, or of the tracks alone that threads of the host wrote."""
-        launches = tuple(launch for launch in self.launches if launch.by_host == by_host)
+        launches = tuple(launch for launch in self.launches if bool(launch.by_host) is by_host)
         if not by_host:
             return replace(self, launches=launches)
         about = {"clock": self.metadata["clock"] | fmt.HOST_CLOCK, "clock_samples": Part(0, 0).as_json()}

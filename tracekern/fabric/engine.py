@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -176,13 +178,15 @@ class TransferEngineBuilder:
     """Says what an engine is made of."""
 
     def __init__(self) -> None:
-        self._nets: list[Net] = []
-        self._pin_cpu, self._connect_limit_s, self._transfer_limit_s = -1, CONNECT_LIMIT_S, TRANSFER_LIMIT_S
+        self._groups: list[tuple[list[Net], int]] = []
+        self._connect_limit_s, self._transfer_limit_s = CONNECT_LIMIT_S, TRANSFER_LIMIT_S
 
     def add_domains(self, nets: Sequence[Net], pin_worker_cpu: int = -1) -> TransferEngineBuilder:
-        """Adds interfaces, used side by side. pin_worker_cpu: where their thread stays; -1: anywhere."""
-        self._nets += nets
-        self._pin_cpu = pin_worker_cpu
+        """Adds a group of 1 to 4 interfaces, used side by side: those of one GPU, all groups with as many.
+
+        pin_worker_cpu: where their thread stays; -1: anywhere.
+        """
+        self._groups.append((list(nets), pin_worker_cpu))
         return self
 
     def connect_limit(self, seconds: float) -> TransferEngineBuilder:
@@ -197,7 +201,31 @@ class TransferEngineBuilder:
 
     def build(self) -> TransferEngine:
         """Opens the domains. Raises BadInput, and TransferError where one cannot be opened."""
-        return TransferEngine(self._nets, self._pin_cpu, self._connect_limit_s, self._transfer_limit_s)
+        numbers = sorted({len(nets) for nets, _ in self._groups})
+        if len(numbers) != 1:
+            raise BadInput(f"groups of {numbers} domains; wanted at least one group, and as many domains in each")
+        limits = self._connect_limit_s, self._transfer_limit_s
+        (nets, pin_cpu), *others = self._groups
+        first = TransferEngine(nets, pin_cpu, *limits)
+        try:
+            first._others = tuple(TransferEngine(*group, *limits, first=first) for group in others)
+        except TracekernError:
+            first.stop()
+            raise
+        return first
+
+
+_made: list[list[weakref.ref[Any]]] = []
+"""The compiled engines of this process, each with the groups behind it."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stops at the process's exit what still runs: its threads could not call Python any more."""
+    for groups in _made:
+        for group in reversed(groups):
+            if (running := group()) is not None:
+                running.stop()
 
 
 class TransferEngine:
@@ -209,15 +237,23 @@ class TransferEngine:
         pin_cpu: int = -1,
         connect_limit_s: float = CONNECT_LIMIT_S,
         transfer_limit_s: float = TRANSFER_LIMIT_S,
+        first: TransferEngine | None = None,
     ) -> None:
-        """See TransferEngineBuilder. All peers need as many nets."""
+        """See TransferEngineBuilder. All peers need as many nets. first: see groups."""
         pairs = [(net.provider, net.source) for net in nets]
         limits = _check_limit(connect_limit_s), _check_limit(transfer_limit_s)
         if any(net.provider == "shm" for net in nets):
             remove_stale_segments()
         with _bad_input(TransferError):
-            self._engine = native().TransferEngine(require_library(), pairs, pin_cpu, *limits)
+            shared = first._engine if first else None
+            self._engine: Any = native().TransferEngine(require_library(), pairs, pin_cpu, *limits, shared)
+        self._compiled: list[weakref.ref[Any]] = first._compiled if first else []
+        self._compiled.append(weakref.ref(self._engine))
+        if first is None:
+            _made[:] = [groups for groups in _made if any(group() is not None for group in groups)]
+            _made.append(self._compiled)
         self.nets = tuple(nets)
+        self._others: tuple[TransferEngine, ...] = ()
         self.set_peer_callback(_log.warning)
 
     @staticmethod
@@ -231,7 +267,25 @@ class TransferEngine:
 
     @property
     def num_domains(self) -> int:
+        """Of a group: each of its peers has as many."""
         return len(self.nets)
+
+    @property
+    def nets_per_gpu(self) -> int:
+        """The same, where each GPU has a group."""
+        return self.num_domains
+
+    @property
+    def groups(self) -> tuple[TransferEngine, ...]:
+        """Groups of domains, each with a thread, memory, peers and an address of its own.
+
+        They share immediates, their counters and the callback thread. The first is the engine itself, which stops all.
+        """
+        return self, *self._others
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.groups)
 
     @property
     def aggregated_link_speed(self) -> int:
@@ -247,7 +301,8 @@ class TransferEngine:
     def stop(self) -> None:
         """Ends what is under way, calls back for all of it, and closes the domains. Raises BadInput in a callback."""
         with _bad_input():
-            self._engine.stop()
+            for group in reversed(self.groups):
+                group._engine.stop()
 
     @contextlib.contextmanager
     def traced(self, capture: Capture, records: int = TRACED_RECORDS) -> Iterator[None]:
@@ -255,14 +310,16 @@ class TransferEngine:
 
         records: room of each track; a transfer takes two records, each of its writes one, each arrival one.
         """
-        tracks = capture.host_tracks("transfers", native().describe_events(), self._track_names(), records)
-        if tracks:
-            with _bad_input():
-                self._engine.start_trace(tracks)
         try:
+            for group in self.groups:
+                tracks = capture.host_tracks("transfers", native().describe_events(), group._track_names(), records)
+                with _bad_input():
+                    if tracks:
+                        group._engine.start_trace(tracks)
             yield
         finally:
-            self._engine.stop_trace()
+            for group in self.groups:
+                group._engine.stop_trace()
 
     def _track_names(self) -> list[str]:
         domains = [f"domain {idx} {net.provider} {net.source}".rstrip() for idx, net in enumerate(self.nets)]
@@ -429,7 +486,8 @@ class TransferEngine:
         """Sets what is called, on the engine's callback thread, when a peer is dead, or has lost writes that it
         confirmed, or the engine itself is broken. Without it, the log has a warning."""
         with _bad_input(TransferError):
-            self._engine.on_peer(callback)
+            for group in self.groups:
+                group._engine.on_peer(callback)
 
     # ---- immediates ----
 

@@ -48,6 +48,9 @@ def add_engines(timeline: Timeline, dump: Dump) -> Timeline:
         marks.append(marked)
         if lost := int(runs.lost[run]):
             problems.append(_loss(dump.rank, len(tracks), lost))
+        if torn := len(records) - len(of_run) - len(marked):
+            text = f"rank {dump.rank}: {count(torn, 'record')} of a transfer engine of no known kind"
+            problems.append(Problem("error", "torn_track", dump.rank, len(tracks), text, torn))
         tracks += [_track(dump.rank, runs, names, run, number) for number in range(int(lane.max(initial=0)) + 1)]
     added = Timeline("ticks", (), (), events.types(), (), join_rows(spans, Spans()), join_rows(marks, Marks()))
     return _append(timeline, added).replace(tracks=tuple(tracks), problems=tuple(problems))
