@@ -39,8 +39,8 @@ PLANTED = {
     "a source that is given back early": (
         MEMORY,
         "revocations.hpp",
-        "if (transfers_.is_reading(region)) return",
-        "if (false) return",
+        "if (transfers_.is_reading(region) || ",
+        "if (",
     ),
     "a destination that is given back early": (
         MEMORY,
