@@ -158,8 +158,11 @@ private:
 
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
-        if (!is_broken()) return peers_->start(transfer);
-        transfers_->end(*transfer, {Outcome::failed, broken_});
+        if (is_broken()) return transfers_->end(*transfer, {Outcome::failed, broken_});
+        // Another thread was faster than the one that submitted this.
+        const bool is_readable = !transfer->src || !transfer->src->is_revoked;
+        if (is_readable) return peers_->start(transfer);
+        transfers_->end(*transfer, {Outcome::failed, "the source's memory was unregistered"});
     }
     // False: the worker has no time, or other requests before this.
     bool start_here(const std::shared_ptr<Transfer>& transfer) {

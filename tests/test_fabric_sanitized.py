@@ -1,0 +1,94 @@
+"""Transfer engines under the sanitizers: all calls at once, from several threads, and engines stopped meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from attack import NOTICED, assert_right, run_program
+from toolchains import CSRC, GXX, ROOT, compile_cached
+
+from tracekern.errors import NotBuilt
+from tracekern.fabric import library
+
+try:
+    LIBRARY = library.require_library() or "libfabric.so.1"
+except NotBuilt as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+RACES = ("-O1", "-g1", "-fsanitize=thread")
+MEMORY = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+# libfabric is not built for the race detector.
+WAYS = [
+    pytest.param(RACES, "in_process", id="races"),
+    *(pytest.param(MEMORY, provider, id=f"memory-{provider}") for provider in ("in_process", "tcp", "shm")),
+]
+LENGTHS = [pytest.param(3, 25, id="short"), pytest.param(60, 200, id="long", marks=pytest.mark.soak)]
+"""Rounds, calls of each thread in a round."""
+PLANTED = {
+    "two threads at a time": (RACES, "turns.hpp", "if (!lock || !turn_) return false;", "if (!turn_) return false;"),
+    "an arrival that orders nothing": (
+        RACES,
+        "imm_counters.hpp",
+        "arrived_.fetch_add(1, std::memory_order_seq_cst)",
+        "arrived_.fetch_add(1, std::memory_order_relaxed)",
+    ),
+    "a source that is given back early": (
+        MEMORY,
+        "revocations.hpp",
+        "if (transfers_.is_reading(region)) return",
+        "if (false) return",
+    ),
+    "a destination that is given back early": (
+        MEMORY,
+        "peers.hpp",
+        "|| transfers_.is_writing_to(peer, number)) return false;",
+        ") return false;",
+    ),
+}
+"""By fault: the flags that notice it, and where it is: the right text and the wrong one."""
+
+
+@functools.cache
+def program(flags: tuple[str, ...], csrc: Path = CSRC) -> Path:
+    return compile_cached((*GXX, *flags), ROOT / "tests" / "cpp" / "fabric_stress.cpp", "", csrc)
+
+
+@functools.cache
+def in_process(flags: tuple[str, ...]) -> Path:
+    source = ROOT / "tests" / "cpp" / "in_process_fabric.cpp"
+    return compile_cached((*GXX, *flags, "-shared", "-fPIC"), source, ".so")
+
+
+@pytest.fixture(autouse=True)
+def leaks_of_libfabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps some of what it allocated. Nothing else may."""
+    (tmp_path / "leaks").write_text("leak:libfabric.so\n")
+    monkeypatch.setenv("LSAN_OPTIONS", f"suppressions={tmp_path / 'leaks'} print_suppressions=0")
+
+
+def stress(binary: Path, fabric: Path | str, provider: str, *numbers: int) -> subprocess.CompletedProcess[str]:
+    return run_program(binary, str(fabric), provider, *map(str, numbers))
+
+
+@pytest.mark.parametrize(("rounds", "calls"), LENGTHS)
+@pytest.mark.parametrize(("flags", "provider"), WAYS)
+def test_engines_do_no_wrong_under_all_calls_at_once(flags, provider, rounds, calls):
+    fabric = in_process(flags) if provider == "in_process" else LIBRARY
+    assert_right(stress(program(flags), fabric, provider, rounds, calls, 1))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_noticed(tmp_path, fault):
+    flags, name, right, wrong = PLANTED[fault]
+    copy = tmp_path / "csrc"
+    shutil.copytree(CSRC, copy)
+    file = copy / "fabric" / name
+    assert file.read_text().count(right) == 1
+    file.write_text(file.read_text().replace(right, wrong))
+    done = stress(program(flags, copy), in_process(flags), "in_process", 6, 100, 1)
+    assert done.returncode in NOTICED, (done.returncode, done.stderr)
