@@ -54,7 +54,7 @@ PLANTED = {
 
 @functools.cache
 def program(flags: tuple[str, ...], csrc: Path = CSRC) -> Path:
-    return compile_cached((*GXX, *flags), ROOT / "tests" / "cpp" / "fabric_sanitized.cpp", "", csrc)
+    return compile_cached((*GXX, *flags), ROOT / "tests" / "cpp" / "fabric_stress.cpp", "", csrc)
 
 
 @functools.cache

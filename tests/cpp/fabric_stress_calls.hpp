@@ -1,4 +1,4 @@
-// What fabric_sanitized.cpp calls: engines with memory, and the traffic of one thread, each byte and count of which is
+// What fabric_stress.cpp calls: engines with memory, and the traffic of one thread, each byte and count of which is
 // checked.
 #pragma once
 
@@ -30,7 +30,7 @@ constexpr uint64_t kAreaBytes = 64 << 10;   // of a thread, in the memory that i
 inline thread_local const char* call_name = "outside of calls";
 
 [[noreturn]] inline void fail(const std::string& what) {
-    fprintf(stderr, "fabric_sanitized, %s: %s\n", call_name, what.c_str());
+    fprintf(stderr, "fabric_stress, %s: %s\n", call_name, what.c_str());
     fflush(stderr);
     _exit(1);
 }
