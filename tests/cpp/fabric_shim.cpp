@@ -71,14 +71,22 @@ int open_domain(fid_fabric* fabric, fi_info* info, fid_domain** domain, void* co
 }  // namespace
 
 extern "C" {
-int fi_getinfo(uint32_t version, const char* node, const char* service, uint64_t flags, const fi_info* hints,
-               fi_info** info) {
+int fi_getinfo(
+    uint32_t version, const char* node, const char* service, uint64_t flags, const fi_info* hints, fi_info** info) {
     return real(&fi_getinfo, "fi_getinfo")(version, node, service, flags, hints, info);
 }
-void fi_freeinfo(fi_info* info) { real(&fi_freeinfo, "fi_freeinfo")(info); }
-fi_info* fi_dupinfo(const fi_info* info) { return real(&fi_dupinfo, "fi_dupinfo")(info); }
-const char* fi_strerror(int code) { return real(&fi_strerror, "fi_strerror")(code); }
-uint32_t fi_version(void) { return real(&fi_version, "fi_version")(); }
+void fi_freeinfo(fi_info* info) {
+    real(&fi_freeinfo, "fi_freeinfo")(info);
+}
+fi_info* fi_dupinfo(const fi_info* info) {
+    return real(&fi_dupinfo, "fi_dupinfo")(info);
+}
+const char* fi_strerror(int code) {
+    return real(&fi_strerror, "fi_strerror")(code);
+}
+uint32_t fi_version(void) {
+    return real(&fi_version, "fi_version")();
+}
 int fi_fabric(fi_fabric_attr* attributes, fid_fabric** fabric, void* context) {
     const int result = real(&fi_fabric, "fi_fabric")(attributes, fabric, context);
     if (result != 0) return result;
