@@ -75,13 +75,17 @@ def plain(shown: str) -> str:
 
 def test_the_commands_are_those_that_are_tested_here():
     """A fourteenth one needs a help text, and inputs that it refuses, in this file."""
-    assert set(commands_of(typer.main.get_command(app))) == {*((name,) for name in COMMANDS), ("run", "moe")}
+    assert set(commands_of(typer.main.get_command(app))) == {
+        *((name,) for name in COMMANDS),
+        ("run", "moe"),
+        ("run", "fabric"),
+    }
     refusing = {line.split()[0] for line, *_ in BAD_INPUTS.values()}
     assert refusing == {*COMMANDS, "inof"}
 
 
 @pytest.mark.parametrize("asked", ["--help", "-h"])
-@pytest.mark.parametrize("name", [*COMMANDS, "run moe"])
+@pytest.mark.parametrize("name", [*COMMANDS, "run moe", "run fabric"])
 def test_help_has_a_sentence_an_example_and_a_text_for_each_option(answer, name, asked):
     exit_code, out, err = answer(*name.split(), asked)
     assert (exit_code, err) == (0, "")

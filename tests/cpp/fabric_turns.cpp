@@ -42,7 +42,7 @@ public:
             });
         }
         if (is_done) return;
-        requests_.put(imm);
+        requests_.put(uint32_t{imm});
         turns_->wake();
     }
     std::shared_ptr<ImmCounter> count(uint32_t imm) { return imms_.make_counter(imm); }

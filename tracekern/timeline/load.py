@@ -143,15 +143,16 @@ def _fit_clocks(pieces: Sequence[Timeline], samples: npt.NDArray[Any], unaligned
     spans_ticks = {piece.ranks[0].rank: ticks for piece in pieces if (ticks := _first_and_last(piece))}
     if unaligned:
         fits = unaligned_clocks(ranks, spans_ticks)
-        for (
-            rank
-        ) in ranks:  # each is placed beside its own host at least: wall clock and device clock may be years apart
+        for rank in ranks:  # beside its own host at least: wall clock and device clock may be years apart
             fits = relate_hosts(samples, [rank], fits, {}, {})
     else:
         try:
             fits = fit_clocks(samples, ranks, spans_ticks)
-        except UnrelatedClocks:
-            fits = fit_by_hosts(round_trips(pieces), samples, ranks, spans_ticks)
+        except UnrelatedClocks as unrelated:
+            try:
+                fits = fit_by_hosts(round_trips(pieces), samples, ranks, spans_ticks)
+            except UnrelatedClocks:
+                raise unrelated from None
     return [_to_ns(piece, fits[rank.rank], not unaligned) for piece, rank in zip(pieces, ranks, strict=True)]
 
 
