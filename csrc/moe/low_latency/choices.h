@@ -8,16 +8,21 @@ namespace tracekern {
 
 constexpr uint32_t kNoExpert = ~0u;
 
-// The expert of a choice; kNoExpert where it is to be passed over: -1, out of range, or named by a choice before it. A
-// token has one place for each expert in every buffer, so that one named twice would be written beyond.
-TK_DEVICE uint32_t followed_choice(const LowLatencyArgs& args, uint32_t token, uint32_t choice) {
-    const int64_t expert = args.chosen(token, choice);
-    if (static_cast<uint64_t>(expert) >= args.shape.num_experts) return kNoExpert;
-    TK_NO_UNROLL
-    for (uint32_t before = 0; before < choice; ++before) {
-        if (args.chosen(token, before) == expert) return kNoExpert;
-    }
-    return static_cast<uint32_t>(expert);
+// The experts that a token names, a lane for each choice; kNoExpert where it names -1 or one that there is not.
+TK_DEVICE PerLane<uint32_t> named_experts(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
+    return warp.lanes([&](int lane) {
+        const auto choice = static_cast<uint32_t>(lane);
+        const int64_t expert = choice < args.call.topk ? args.chosen(token, choice) : -1;
+        return static_cast<uint64_t>(expert) < args.shape.num_experts ? static_cast<uint32_t>(expert) : kNoExpert;
+    });
+}
+
+// The expert of a choice; kNoExpert where it is to be passed over: none, or named by a choice before it. A token has
+// one place for each expert in every buffer, so that one named twice would be written beyond.
+TK_DEVICE uint32_t followed_choice(Warp& warp, const PerLane<uint32_t>& named, uint32_t choice) {
+    const uint32_t expert = warp.shuffle(named, static_cast<int>(choice));
+    const uint32_t naming = warp.ballot([&](int lane) { return named[lane] == expert; });
+    return first_bit(naming) == choice ? expert : kNoExpert;
 }
 
 // Keeps the first choice that was passed over although it is not -1; the host raises an error for it. A function of its
@@ -32,15 +37,59 @@ TK_DEVICE_CALL void report_if_bad(const LowLatencyArgs& args, uint32_t token, ui
     publish_report(&bad.is_whole, 1u);
 }
 
-// Tokens of this rank for an expert, by all lanes.
-TK_DEVICE uint32_t count_tokens(Warp& warp, const LowLatencyArgs& args, uint32_t expert) {
-    const uint32_t topk = args.call.topk;
-    return warp.sum_over(args.call.num_tokens * topk, [&](uint32_t i) {
-        const uint32_t token = i / topk;
-        const uint32_t choice = i - token * topk;
-        if (args.chosen(token, choice) != static_cast<int64_t>(expert)) return 0u;
-        return followed_choice(args, token, choice) == expert ? 1u : 0u;
-    });
+// The choices of all tokens of this rank, whole tokens at a time, with several loads under way.
+struct ChoiceRows {
+    static constexpr uint32_t kNumSideBySide = 8;
+    uint32_t num_choices;  // of all tokens
+    uint32_t topk;
+    uint32_t width;  // choices of a row, a lane each: those of as many tokens as a warp has lanes for
+
+    TK_DEVICE static ChoiceRows of(const LowLatencyArgs& args) {
+        constexpr uint32_t kNumBits = 32;  // of a ballot
+        const uint32_t topk = args.call.topk;
+        return {args.call.num_tokens * topk, topk, kNumBits / topk * topk};
+    }
+    // Lanes before this one that have choices of the same token.
+    TK_DEVICE uint32_t same_token_before(int lane) const {
+        const uint32_t own = static_cast<uint32_t>(lane);
+        if (own >= width) return 0;
+        return ((1u << own) - 1) & ~((1u << own / topk * topk) - 1);
+    }
+};
+
+// Tells each of num_experts experts from `first` on how many tokens of this rank chose it: visit(i, count) for `first +
+// i`, once for each batch of choices.
+template <class Visit>
+TK_DEVICE void count_tokens(Warp& warp, const LowLatencyArgs& args, uint32_t first, uint32_t num_experts, Visit visit) {
+    constexpr uint32_t kSide = ChoiceRows::kNumSideBySide;
+    const ChoiceRows rows = ChoiceRows::of(args);
+    const auto before = warp.lanes([&](int lane) { return rows.same_token_before(lane); });
+    TK_NO_UNROLL
+    for (uint32_t begin = 0; begin < rows.num_choices; begin += kSide * rows.width) {
+        PerLane<uint32_t> named[kSide];  // counted from `first`
+        TK_UNROLL
+        for (uint32_t k = 0; k < kSide; ++k) {
+            named[k] = warp.lanes([&](int lane) {
+                const uint32_t i = begin + k * rows.width + static_cast<uint32_t>(lane);
+                if (static_cast<uint32_t>(lane) >= rows.width || i >= rows.num_choices) return kNoExpert;
+                const int64_t expert = args.choice_at(i) - first;
+                return static_cast<uint64_t>(expert) < num_experts ? static_cast<uint32_t>(expert) : kNoExpert;
+            });
+        }
+        TK_NO_UNROLL
+        for (uint32_t expert = 0; expert < num_experts; ++expert) {
+            uint32_t count = 0;
+            TK_UNROLL
+            for (uint32_t k = 0; k < kSide; ++k) {
+                const uint32_t naming = warp.ballot([&](int lane) { return named[k][lane] == expert; });
+                if (!naming) continue;
+                // Of a token that names the expert twice the first choice counts.
+                count += count_bits(
+                    warp.ballot([&](int lane) { return named[k][lane] == expert && !(naming & before[lane]); }));
+            }
+            if (count) visit(expert, count);
+        }
+    }
 }
 
 }  // namespace tracekern

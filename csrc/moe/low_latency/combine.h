@@ -66,14 +66,14 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
 
 // Lists a token's results in the order of its choices, a lane each; returns how many.
 TK_DEVICE uint32_t list_results(Warp& warp, const LowLatencyArgs& args, uint32_t token, Contribution* list) {
-    const auto expert = warp.lanes([&](int lane) {
-        const auto choice = static_cast<uint32_t>(lane);
-        return choice < args.call.topk ? followed_choice(args, token, choice) : kNoExpert;
-    });
-    const uint32_t followed = warp.ballot([&](int lane) { return expert[lane] != kNoExpert; });
+    const auto expert = named_experts(warp, args, token);
+    uint32_t followed = 0;
+    for (uint32_t choice = 0; choice < args.call.topk; ++choice) {
+        followed |= uint32_t{followed_choice(warp, expert, choice) != kNoExpert} << choice;
+    }
     warp.sync();  // the list of the token before is read
     warp.each_lane([&](int lane) {
-        if (expert[lane] == kNoExpert) return;
+        if (lane >= 32 || !(followed >> lane & 1)) return;
         char* row = args.result_row(args.comm.rank, expert[lane], token);
         const float weight = args.call.topk_weights[uint64_t{token} * args.call.topk + static_cast<uint32_t>(lane)];
         list[count_bits(followed & ((1u << lane) - 1))] = {row, weight, Expert{}, 0, 0};

@@ -5,7 +5,8 @@
 //           experts whose counts this block's groups send. Once all messages for an expert are out, its group sends
 //           their number to the expert's rank alone.
 // receive   A warp group is responsible for one (local expert, source rank): it waits for the count, claims as many
-//           rows of the expert, and copies the messages there.
+//           rows of the expert, and copies the messages there. No block waits for the others of its rank: one may
+//           receive while another still sends.
 //
 // A count of epoch e is released after the messages of e: each was counted as out with a release, which the group's
 // acquire of the finish counter takes up. Messages and counts of e are written only after the receiver has acknowledged
@@ -23,7 +24,8 @@ namespace tracekern {
 // ---- send ----
 
 // All that this slot's last dispatch sent was copied. All warps of a block share the peers; false: one gave up. A rank
-// may have acknowledged this call already, if another block of this kernel has sent it a count of zero before.
+// may have acknowledged this call already, where other blocks of this kernel have told it their counts, but not the
+// slot's next one: that acknowledgement is for messages of a later launch.
 template <class Rec>
 TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
@@ -51,7 +53,7 @@ template <bool kFp8, class Rec>
 TK_DEVICE void send_message(LowLatencyContext<Rec>& context, uint32_t token, uint32_t choice) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    const uint32_t expert = followed_choice(args, token, choice);
+    const uint32_t expert = followed_choice(warp, named_experts(warp, args, token), choice);
     if (expert == kNoExpert) return warp.leader([&] { report_if_bad(args, token, choice); });
     const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
     const uint32_t place = warp.once([&] { return add_relaxed_device(args.slot_counter(expert), 1u); });
@@ -91,12 +93,12 @@ template <class Rec>
 TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    for (uint32_t group = 0; group < args.launch.num_warp_groups; ++group) {
-        const uint32_t expert = warp.block * args.launch.num_warp_groups + group;
-        if (expert >= args.shape.num_experts) break;
-        const uint32_t num_sent = count_tokens(warp, args, expert);
-        warp.leader([&] { context.shared().groups[group].num_sent = num_sent; });
-    }
+    const uint32_t first = warp.block * args.launch.num_warp_groups;
+    const uint32_t num_left = first < args.shape.num_experts ? args.shape.num_experts - first : 0;
+    const uint32_t num_groups = num_left < args.launch.num_warp_groups ? num_left : args.launch.num_warp_groups;
+    count_tokens(warp, args, first, num_groups, [&](uint32_t group, uint32_t count) {
+        warp.leader([&] { context.shared().groups[group].num_sent += count; });
+    });
 }
 
 // Waits until all `wanted` messages for an expert are out: the blocks that send them are on the device.
@@ -163,10 +165,7 @@ template <bool kFp8, class Rec>
 TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    if (warp.block == 0) {
-        warp.block_strided(args.shape.num_local_experts(), [&](uint32_t i) { args.call.packed_recv_count[i] = 0; });
-        if (warp.warp == 0 && warp.is_leader()) *args.call.handle_epoch = context.epoch;
-    }
+    if (warp.block == 0 && warp.warp == 0) warp.leader([&] { *args.call.handle_epoch = context.epoch; });
     if (!wait_dispatch_acks(context)) return;
     SendRoles<kFp8>(warp).run(context);
     warp.block_sync();
@@ -174,6 +173,22 @@ TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
 }
 
 // ---- receive ----
+
+// Takes `count` rows of a local expert, and returns the first. Each source claims once, none if it sent nothing: the
+// last one knows how many came from all, and sets the counter to zero for the slot's next call, which is a later
+// launch. So nothing has to be zero before the first claim, and no block waits for another here.
+TK_DEVICE uint32_t claim(Warp& warp, const LowLatencyArgs& args, uint32_t local_expert, uint32_t count) {
+    return warp.once([&] {
+        uint64_t* claims = args.claims(local_expert);
+        const uint64_t before = add_relaxed_device(claims, uint64_t{1} << 32 | count);
+        const auto begin = static_cast<uint32_t>(before);
+        if (before >> 32 == args.shape.num_ranks - 1) {
+            args.call.packed_recv_count[local_expert] = begin + count;
+            *claims = 0;
+        }
+        return begin;
+    });
+}
 
 // Waits for the count of the pair, claims its rows and tells the group. A wait that failed claims none.
 template <class Rec>
@@ -188,8 +203,7 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
         return WaitResult{seen.ok, seen.ok ? ~seen.value & kMaxFlagValue : 0};
     };
     const WaitResult count = record_wait<LowLatencyEvent::wait_count>(context, wait_now, from.rank, from.local_expert);
-    const uint32_t begin =
-        warp.once([&] { return add_relaxed_device(&args.call.packed_recv_count[from.local_expert], count.value); });
+    const uint32_t begin = claim(warp, args, from.local_expert, count.value);
     warp.leader([&] {
         const uint32_t pair = from.local_expert * args.shape.num_ranks + from.rank;
         args.call.packed_recv_layout_range[pair] = pack2(count.value, begin);
@@ -272,12 +286,7 @@ struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
         clear_shared(context);
         if constexpr (kSends) dispatch_send<kFp8>(context);
-        // For packed_recv_count, which the first block of this launch set to zero.
-        const bool polls_or_tells = !context.is_idle() && context.sub_warp_id() < 2;
-        const bool ok = !kSends || !kReceives || wait_grid(context, polls_or_tells || context.has_tokens());
-        if constexpr (kReceives) {
-            if (ok) dispatch_recv<kFp8>(context);
-        }
+        if constexpr (kReceives) dispatch_recv<kFp8>(context);
         if constexpr (kSends) {
             if (is_last_block(context) && warp.warp == 0) warp.leader([&] { slot.dispatched.word = epoch; });
         }

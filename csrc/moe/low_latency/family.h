@@ -63,6 +63,7 @@ struct LowLatency {
         args.state = static_cast<LowLatencyState*>(memory.allocate(sizeof(LowLatencyState)));
         args.atomic_finish_counter_per_expert = static_cast<uint64_t*>(memory.allocate(finish_bytes(args)));
         args.atomic_counter_per_expert = static_cast<uint32_t*>(memory.allocate(finish_bytes(args) / 2));
+        args.claims_per_expert = static_cast<uint64_t*>(memory.allocate(claims_bytes(args)));
         return args;
     }
 
@@ -73,6 +74,7 @@ struct LowLatency {
         memory.copy_to(args.state, &state, sizeof(state));
         memory.clear(args.atomic_finish_counter_per_expert, finish_bytes(args));
         memory.clear(args.atomic_counter_per_expert, finish_bytes(args) / 2);
+        memory.clear(args.claims_per_expert, claims_bytes(args));
         const size_t count = (args.layout.flags_end - args.layout.count_flags) / sizeof(uint64_t);
         const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
         memory.copy_to(
@@ -83,6 +85,7 @@ private:
     static uint64_t finish_bytes(const LowLatencyArgs& args) {
         return kNumSlots * uint64_t{args.shape.num_experts} * sizeof(uint64_t);
     }
+    static uint64_t claims_bytes(const LowLatencyArgs& args) { return finish_bytes(args) / args.shape.num_ranks; }
 };
 
 }  // namespace tracekern

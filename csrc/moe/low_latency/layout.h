@@ -133,6 +133,7 @@ struct LowLatencyArgs {
     LowLatencyState* state;
     uint32_t* atomic_counter_per_expert;         // [slot][expert] slots taken at its rank
     uint64_t* atomic_finish_counter_per_expert;  // [slot][expert] messages that are out
+    uint64_t* claims_per_expert;                 // [slot][local expert] sources that claimed rows << 32 | their rows
     BadChoice* bad_choice;                       // memory of the host
 
     TK_DEVICE uint32_t rows_per_expert() const { return shape.num_ranks * shape.max_tokens; }
@@ -176,11 +177,17 @@ struct LowLatencyArgs {
     TK_DEVICE uint32_t* slot_counter(uint32_t expert) const {
         return atomic_counter_per_expert + call.slot * shape.num_experts + expert;
     }
+    TK_DEVICE uint64_t* claims(uint32_t local_expert) const {
+        return claims_per_expert + call.slot * shape.num_local_experts() + local_expert;
+    }
     TK_DEVICE uint64_t* finish_counter(uint32_t expert) const {
         return atomic_finish_counter_per_expert + call.slot * shape.num_experts + expert;
     }
     TK_DEVICE int64_t chosen(uint32_t token, uint32_t choice) const {
-        const uint64_t i = uint64_t{token} * call.topk + choice;
+        return choice_at(uint64_t{token} * call.topk + choice);
+    }
+    // Of all tokens, one after the other.
+    TK_DEVICE int64_t choice_at(uint64_t i) const {
         return call.has_long_ids ? static_cast<const int64_t*>(call.topk_idx)[i]
                                  : static_cast<const int32_t*>(call.topk_idx)[i];
     }
