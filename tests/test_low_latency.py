@@ -350,7 +350,7 @@ def two_of_three(group: Group) -> list[str]:
 
 
 def forgotten_hooks(group: Group) -> list[str]:
-    """A hook that nothing refers to any more still holds the slot; so does that of a combine, for the next combine."""
+    """A hook that nothing refers to any more still holds the slot, that of a dispatch and that of a combine."""
     buffer = make_buffer(group, 8, 512, 4)
     batch, told = draw(group.rank, 6, 512, 4, 2), []
 
@@ -362,13 +362,12 @@ def forgotten_hooks(group: Group) -> list[str]:
         return buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, call[2], return_recv_hook=with_hook)
 
     hooks = [combine(dispatch(False), True)[2] for _ in range(2)]
-    again = dispatch(False)
     with pytest.raises(BadInput) as refused:
-        combine(again, False)
+        dispatch(False)
     told.append(str(refused.value))
     for hook in hooks:
         hook()
-    combine(again, False)
+    combine(dispatch(False), False)
     for _ in range(2):
         dispatch(True)
     with pytest.raises(BadInput) as refused:
@@ -382,7 +381,7 @@ def forgotten_hooks(group: Group) -> list[str]:
 
 def test_a_forgotten_hook_holds_its_slot(pools):
     for combined, dispatched in pools(2).call(forgotten_hooks):
-        assert combined == "the receive hook of the slot's combine before was not called; call it first"
+        assert "slot 0 is still held by dispatch 0, whose combine was sent and its receive hook not called" in combined
         assert "slot 1 is still held by the handle of dispatch 3, which was not combined and whose" in dispatched
 
 
@@ -395,7 +394,7 @@ def test_two_handles_live_and_a_third_is_refused(pools):
 
 
 def combine_received_late(group: Group) -> list[str]:
-    """The receive of a combine is launched behind the next dispatch of its slot."""
+    """The receive of a combine is launched behind the dispatch of the other slot."""
     buffer = make_buffer(group, 8, 512, 4)
     batches = [draw(group.rank, 6, 512, 4, 2, seed) for seed in range(6)]
     shape, outs, hooks = shape_of(group, 8, 4, 2, 512), [], []
@@ -406,7 +405,7 @@ def combine_received_late(group: Group) -> list[str]:
         )
         outs.append(out)
         hooks.append(hook)
-        if len(hooks) == 2:  # both slots are taken anew by now
+        if len(hooks) == 2:
             hooks.pop(0)()
     for hook in hooks:
         hook()
@@ -416,7 +415,7 @@ def combine_received_late(group: Group) -> list[str]:
     ]
 
 
-def test_a_combine_may_be_received_behind_the_next_dispatch(pools):
+def test_a_combine_may_be_received_behind_the_other_slots_dispatch(pools):
     assert pools(2).call(combine_received_late) == [[], []]
 
 

@@ -145,7 +145,7 @@ ATTACKS = {
             *sites("sends", *COUNTED),
             *sites("count", *FLAGGED),
             *sites("results", *FLAGGED),
-            *sites("grid", *COUNTED),
+            *sites("grid", "release"),
         ),
         TSAN,
         WITH_TIME_OUT,
@@ -157,10 +157,11 @@ ATTACKS = {
         TSAN,
         WITH_TIME_OUT,
     ),
-    "overlapped": Attack(
+    "ranks": Attack(
         "low_latency_stress",
-        calls(replace(BUSY, blocks=1, warps=6, experts=3), "pattern=overlapped"),
-        sites("combine_ack", *FLAGGED),
+        calls(replace(BUSY, tokens=1, iterations=40), "pattern=fused"),
+        # What its acquire guards are flags alone: messages that a rank overwrites had a result each.
+        sites("any_result", "epoch", "acknowledgement"),
         TSAN,
         WITH_TIME_OUT,
     ),

@@ -121,7 +121,7 @@ BUSY = Shape(ranks=4, blocks=4, warps=16, tokens=16, hidden=256, experts=16, top
 # What attacks the channel, beside all patterns in turns. Few tokens: a rank that is ahead is not to be held up.
 LOADS = {
     "dispatch_ack": (replace(BUSY, tokens=4, iterations=400), "pattern=dropped"),
-    "combine_ack": (replace(BUSY, tokens=4, iterations=400), "pattern=overlapped"),
+    "any_result": (replace(BUSY, tokens=1, iterations=400), "pattern=fused"),
 }
 # A release or an acquire left out: all stores meet in one L2, and no SM has a row in its own cache from before the flag
 # came. They are for the race detector of test_low_latency_stress.py. Whether some show all the same, `make soak` tells.

@@ -26,14 +26,7 @@ TK_DEVICE bool grid_barrier(Warp& warp, const CommArgs& comm, uint64_t* count, u
     warp.block_sync();
     if (!ok) return false;
     // Warps that did not wait learn of a failure from the abort word, which the fault set before it ended the wait.
-    if (!has_aborted(warp, comm)) return true;
-    // The kernel leaves out what is behind this barrier, perhaps without having waited in vain for anything: without a
-    // fault the host would take what is there for a result.
-    const WaitFor blocks{stage, comm.rank, 0};
-    const uint32_t channel = channel_number(CommChannel::grid);
-    leave_fault(
-        warp, comm, GivenUp<WaitFor>{FaultCause::peer_aborted, channel, blocks, 0, 0, 0, warp.block, warp.warp});
-    return false;
+    return !gives_up_with_others(warp, comm, channel_number(CommChannel::grid), WaitFor{stage, comm.rank, 0});
 }
 
 // The same as a span of kEvent, if it is to be on record.

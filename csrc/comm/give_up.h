@@ -125,6 +125,15 @@ TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
     return warp.once([&] { return uint32_t{lane_sees_abort(comm)}; }) != 0;
 }
 
+// The same, for a kernel that then leaves out what follows, perhaps without having waited in vain for anything. Leaves
+// a fault: without one the host would take what is there for a result.
+template <class For>
+TK_DEVICE bool gives_up_with_others(Warp& warp, const CommArgs& comm, uint32_t channel, const For& whom) {
+    if (!has_aborted(warp, comm)) return false;
+    leave_fault(warp, comm, GivenUp<For>{FaultCause::peer_aborted, channel, whom, 0, 0, 0, warp.block, warp.warp});
+    return true;
+}
+
 // Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn. A wait whose time
 // is over has 16 turns more: it may have been stopped itself, by a debugger say, while what it waits for came. One for
 // this rank itself has an eighth more time: what it waits for may wait for another rank, and that one is to be named.

@@ -16,9 +16,8 @@ namespace tracekern {
 //   fused        dispatch, experts, combine
 //   split        the same, sends and receives as launches of their own
 //   two_handles  two dispatches, one for each slot, then their combines, in either order
-//   dropped      two dispatches of one slot and no combine: only dispatch's acknowledgement guards what the first sent
-//   overlapped   combine is sent, then the slot's next dispatch, and only then combine received: a rank may send the
-//                next combine before another has received this one, so that only its acknowledgement guards the results
+//   dropped      two dispatches of one slot and no combine: only acknowledgements guard what the first sent
+//   overlapped   combine is sent, then the other slot's dispatch, and only then combine received
 enum class Pattern : uint32_t { fused, split, two_handles, dropped, overlapped };
 inline constexpr const char* kPatternNames[] = {"fused", "split", "two_handles", "dropped", "overlapped"};
 
@@ -98,8 +97,8 @@ struct Turn {
             turn.calls.push_back({number, number, in_slot, use_fp8, random() % 2 == 0});
         };
         add_call(slot);
-        if (pattern == Pattern::two_handles) add_call(1 - slot);
-        if (pattern == Pattern::dropped || pattern == Pattern::overlapped) add_call(slot);
+        if (pattern == Pattern::two_handles || pattern == Pattern::overlapped) add_call(1 - slot);
+        if (pattern == Pattern::dropped) add_call(slot);
         turn.add_steps(pattern, is_split, is_reversed);
         return turn;
     }

@@ -1,4 +1,4 @@
-// Where the warps of a kernel of this family meet: a warp group, a block, the grid.
+// Where the warps of a kernel of this family meet: a warp group, or a block. No block waits for all others of its rank.
 //
 // A warp that has nothing to do between two barriers arrives at once, holds up nobody, and records no wait: with few
 // tokens nearly all warps are such. What a warp does record has the wait in front of it, and that behind it, on record.
@@ -28,41 +28,30 @@ TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
     TK_END(context.group().begin);
 }
 
-// All warps of all blocks; false when it gave up, the same in all warps of a block, which have barriers to come.
+// All warps of the block, or those of them that share its tokens.
 template <class Rec>
-TK_DEVICE bool wait_grid(LowLatencyContext<Rec>& context, bool has_part) {
-    Warp& warp = context.warp;
-    uint64_t* arrivals = &context.args.state->grid_arrivals;
-    const bool ok = traced_grid_barrier<LowLatencyEvent::wait_grid>(context, arrivals, context.is_recorded(has_part));
-    if (warp.warp == 0) warp.leader([&] { context.shared().failed = !ok; });
-    warp.block_sync();
-    return context.shared().failed == 0;
+TK_DEVICE void wait_token_warps([[maybe_unused]] LowLatencyContext<Rec>& context, const WarpGroup& warps) {
+    TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps, warps.id);
+    TK_END_AFTER_BARRIER(warps);
 }
 
-// What all kernels begin with: shared memory as zeros.
+// What all kernels but that of experts begin with: shared memory as zeros. False if some rank gave up, the same in all
+// warps of a block: what an earlier kernel of this rank waited for may never have come, and then nothing says that the
+// peers' buffers are free.
 template <class Rec>
-TK_DEVICE void clear_shared(LowLatencyContext<Rec>& context) {
-    constexpr uint32_t kNumWords = sizeof(LowLatencyShared) / sizeof(uint32_t);
-    auto* words = reinterpret_cast<uint32_t*>(&context.shared());
-    context.warp.block_strided(kNumWords, [&](uint32_t i) { words[i] = 0; });
-    context.warp.block_sync();
-}
-
-// Counts the blocks that are through; true in all warps of the last one, which comes after all that the others did.
-template <class Rec>
-TK_DEVICE bool is_last_block(LowLatencyContext<Rec>& context) {
+TK_DEVICE bool begin_kernel(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
-    warp.block_sync();
+    LowLatencyShared& shared = context.shared();
     if (warp.warp == 0) {
-        uint32_t* done = &context.args.state->blocks_done;
-        const uint32_t before = take_ticket<CommChannel::grid>(warp, done);
-        warp.leader([&] {
-            context.shared().is_last_block = before == warp.num_blocks - 1;
-            if (before == warp.num_blocks - 1) *done = 0;
-        });
+        const WaitFor nobody{context.stage, context.comm.rank, 0};
+        const bool gives_up = gives_up_with_others(warp, context.comm, channel_number(CommChannel::grid), nobody);
+        warp.leader([&] { shared.failed = gives_up; });
     }
+    constexpr uint32_t kNumWords = sizeof(LowLatencyShared) / sizeof(uint32_t);
+    auto* words = reinterpret_cast<uint32_t*>(&shared);
+    warp.block_strided(kNumWords - 1, [&](uint32_t i) { words[1 + i] = 0; });
     warp.block_sync();
-    return context.shared().is_last_block != 0;
+    return shared.failed == 0;
 }
 
 }  // namespace tracekern

@@ -25,6 +25,18 @@ TK_DEVICE uint32_t followed_choice(Warp& warp, const PerLane<uint32_t>& named, u
     return first_bit(naming) == choice ? expert : kNoExpert;
 }
 
+// The lanes of all choices that followed_choice() does not pass over.
+TK_DEVICE uint32_t followed_choices(Warp& warp, const PerLane<uint32_t>& named, uint32_t topk) {
+    auto first = warp.lanes([&](int) { return kNoExpert; });
+    TK_NO_UNROLL
+    for (uint32_t choice = topk; choice-- > 0;) {
+        const uint32_t expert = warp.shuffle(named, static_cast<int>(choice));
+        first = warp.lanes([&](int lane) { return named[lane] == expert ? choice : first[lane]; });
+    }
+    return warp.ballot(
+        [&](int lane) { return named[lane] != kNoExpert && first[lane] == static_cast<uint32_t>(lane); });
+}
+
 // Keeps the first choice that was passed over although it is not -1; the host raises an error for it. A function of its
 // own: it is hardly ever called.
 TK_DEVICE_CALL void report_if_bad(const LowLatencyArgs& args, uint32_t token, uint32_t choice) {

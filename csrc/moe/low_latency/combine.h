@@ -2,12 +2,17 @@
 //
 // send      The warp group of (local expert, rank) copies the rows of that pair to [expert][token] at the rank, then
 //           raises one flag there, zero tokens included.
-// receive   Each group waits for the flag of one expert; after a grid barrier the blocks share the tokens and add up
-//           their results in fp32, in the order of the choices. The last block to end acknowledges to every expert's
-//           rank.
+// receive   The blocks share the tokens. The first warp of a block waits for the results of a token, each its own
+//           expert's flag, and lists them; then all warps add them up in fp32, in the order of the choices, a part of
+//           the columns each. No block waits for the others of its rank.
 //
-// Results of epoch e are written only after their rank has acknowledged the last combine that took the slot. A dispatch
-// may have taken it in between: a combine may be sent, and its receive be launched later.
+// Nobody acknowledges results. Those of epoch e are written over those of e-2, which had the same slot, so a rank's
+// combine of e-2 must have ended before another one sends it results of e. It has: the other one's dispatch of e, which
+// came before, ended with that rank's counts of e, which that rank released behind its combine of e-2. Its dispatch
+// begins only when the receive of e-2 was launched, see handle.py. A combine that was never received has no reader.
+//
+// A flag of e-2 that no token of this rank needs may be overwritten unseen. But a flag of every rank is awaited, tokens
+// or not: the slot's next dispatch relies on it.
 #pragma once
 
 #include "moe/low_latency/dispatch.h"
@@ -17,35 +22,23 @@ namespace tracekern {
 
 // ---- send ----
 
-// The rank has added up what the slot's last combine sent there.
+// The rows of the group's pair.
 template <class Rec>
-TK_DEVICE bool wait_combine_ack(LowLatencyContext<Rec>& context, ExpertPair to) {
-    constexpr auto kChannel = LowLatencyChannel::combine_ack;
+TK_DEVICE int64_t rows_to_send(const LowLatencyContext<Rec>& context) {
+    if (context.is_idle()) return 0;
     const LowLatencyArgs& args = context.args;
-    const uint64_t last = args.state->slots[args.call.slot].combined.word;
-    const uint64_t* flag = args.combine_ack(context.comm.rank, to.local_expert, to.rank);
-    const auto wait_now = [&] {
-        const WaitFor whom = wait_for(context, to.rank, to.local_expert);
-        return wait<kChannel>(context.warp, context.comm, flag, last, whom);
-    };
-    return record_wait<LowLatencyEvent::wait_combine_ack>(context, wait_now, to.rank, to.local_expert).ok;
+    const ExpertPair to = context.pair();
+    return args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
 }
 
 template <class Rec>
-TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
+TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
     if (context.is_idle()) return;
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
     const ExpertPair to = context.pair();
     const uint32_t expert = context.own_expert(to.local_expert);
-    const int64_t range = args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
     const uint32_t count = packed_count(range);
-    if (context.sub_warp_id() == 0) {
-        const bool ok = wait_combine_ack(context, to) && !has_aborted(warp, context.comm);
-        warp.leader([&] { context.group().ok = ok; });
-    }
-    wait_sub_warps(context, count);
-    if (!context.group().ok) return;
     TK_NO_UNROLL
     for (uint32_t i = context.sub_warp_id(); i < count; i += args.launch.num_warps_per_group) {
         const uint64_t row = args.packed_row(to.local_expert, packed_begin(range) + i);
@@ -64,73 +57,107 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context) {
 
 // ---- receive ----
 
-// Lists a token's results in the order of its choices, a lane each; returns how many.
-TK_DEVICE uint32_t list_results(Warp& warp, const LowLatencyArgs& args, uint32_t token, Contribution* list) {
-    const auto expert = named_experts(warp, args, token);
-    uint32_t followed = 0;
-    for (uint32_t choice = 0; choice < args.call.topk; ++choice) {
-        followed |= uint32_t{followed_choice(warp, expert, choice) != kNoExpert} << choice;
+// A token's results in the order of its choices, as one warp lists them for its block.
+struct ResultList {
+    uint32_t count;
+    uint32_t ok;  // all have come
+    Contribution results[kMaxLowLatencyTopk];
+};
+
+// In turns: the results of the next token are listed while those of one are read.
+constexpr uint32_t kNumResultLists = 2;
+
+// Waits until all results of a token have come: those of the lanes in `lanes`, an expert each. The span ends with the
+// one that came last.
+template <class Rec>
+TK_DEVICE bool wait_results(LowLatencyContext<Rec>& context, const PerLane<uint32_t>& expert, uint32_t lanes) {
+    const LowLatencyArgs& args = context.args;
+    const auto pair_of = [&](uint32_t among) {
+        const uint32_t chosen = context.warp.shuffle(expert, static_cast<int>(first_bit(among)));
+        return ExpertPair::of(chosen, args.shape.num_local_experts());
+    };
+    const auto flag_of = [&](int lane) { return args.result_flag(context.comm.rank, expert[lane]); };
+    ExpertPair of = pair_of(lanes);
+    TK_WAIT(context.recorder, LowLatencyEvent::wait_results, of.rank, of.local_expert);
+    while (lanes) {
+        of = pair_of(lanes);
+        const uint32_t came = wait_any<LowLatencyChannel::results>(
+            context.warp, context.comm, lanes, flag_of, context.epoch, wait_for(context, of.rank, of.local_expert));
+        if (!came) break;
+        of = pair_of(came);
+        lanes &= ~came;
     }
-    warp.sync();  // the list of the token before is read
+    TK_END_IF(lanes == 0, of.rank, of.local_expert);
+    return lanes == 0;
+}
+
+// Waits for a token's results and lists them, a lane each.
+template <class Rec>
+TK_DEVICE void list_results(LowLatencyContext<Rec>& context, uint32_t token, ResultList& list) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const auto expert = named_experts(warp, args, token);
+    const auto weight = warp.lanes([&](int lane) {
+        const auto choice = static_cast<uint32_t>(lane);
+        return choice < args.call.topk ? args.call.topk_weights[uint64_t{token} * args.call.topk + choice] : 0.0f;
+    });
+    const uint32_t followed = followed_choices(warp, expert, args.call.topk);
+    const bool ok = followed == 0 || wait_results(context, expert, followed);
     warp.each_lane([&](int lane) {
         if (lane >= 32 || !(followed >> lane & 1)) return;
         char* row = args.result_row(args.comm.rank, expert[lane], token);
-        const float weight = args.call.topk_weights[uint64_t{token} * args.call.topk + static_cast<uint32_t>(lane)];
-        list[count_bits(followed & ((1u << lane) - 1))] = {row, weight, Expert{}, 0, 0};
+        list.results[count_bits(followed & ((1u << lane) - 1))] = {row, weight[lane], Expert{}, 0, 0};
     });
-    warp.sync();
-    return count_bits(followed);
+    warp.leader([&] {
+        list.count = count_bits(followed);
+        list.ok = ok;
+    });
 }
 
 // out = round(sum over the choices k, in their order, of weight[k] * result[k]), each product and sum rounded on its
 // own. The warps of a block share the columns.
-TK_DEVICE void reduce_token(Warp& warp, const LowLatencyArgs& args, uint32_t token) {
-    auto* lists = reinterpret_cast<Contribution*>(&warp.shared<LowLatencyShared>() + 1);
-    Contribution* list = lists + warp.warp * kMaxLowLatencyTopk;
-    const uint32_t count = list_results(warp, args, token, list);
+template <class Rec>
+TK_DEVICE void reduce_token(LowLatencyContext<Rec>& context, uint32_t token, const ResultList& list) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    TK_RANGE(context.recorder, LowLatencyEvent::reduce_token, token);
     char* out = args.call.out + uint64_t{token} * args.shape.row_bytes();
     const RowPart part = RowPart::of(args.shape.hidden / kPackCount<BFloat16>, warp.warp, warp.num_warps);
-    sum_part<BFloat16, kPackCount<BFloat16>, false, false, kFewSumLoads>(warp, out, list, count, part);
+    sum_part<BFloat16, kPackCount<BFloat16>, false, false, kFewSumLoads>(warp, out, list.results, list.count, part);
 }
 
-// The ranks of the experts may send anew. The warps of the last block share them: each tells those of up to 32 experts
-// at a time, and a span names the first.
+// Waits for a flag of each rank, which says that its dispatch is over. Blocks share the ranks from the last one on:
+// with few tokens it has none. One warp of a block does so while another one waits for the block's token.
 template <class Rec>
-TK_DEVICE void acknowledge_combine(LowLatencyContext<Rec>& context) {
+TK_DEVICE void wait_ranks(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    const auto pair_of = [&](uint32_t expert) { return ExpertPair::of(expert, args.shape.num_local_experts()); };
-    TK_NO_UNROLL
-    for (uint32_t first = warp.warp; first < args.shape.num_experts; first += 32 * warp.num_warps) {
-        const uint32_t num_others = (args.shape.num_experts - 1 - first) / warp.num_warps;
-        const uint32_t lanes = num_others < 31 ? (2u << num_others) - 1 : ~0u;
-        const auto flag_of = [&](int lane) {
-            const ExpertPair to = pair_of(first + static_cast<uint32_t>(lane) * warp.num_warps);
-            return args.combine_ack(to.rank, to.local_expert, context.comm.rank);
-        };
-        const ExpertPair to = pair_of(first);
-        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_combine_ack, to.rank, to.local_expert);
-        signal_all<LowLatencyChannel::combine_ack>(warp, lanes, flag_of, context.epoch, [](int) { return 0u; });
+    if (warp.warp != warp.num_warps - 1) return;
+    for (uint32_t rank = warp.num_blocks - 1 - warp.block; rank < args.shape.num_ranks; rank += warp.num_blocks) {
+        const uint64_t* flag = args.result_flag(context.comm.rank, rank * args.shape.num_local_experts());
+        traced_wait<LowLatencyChannel::any_result, LowLatencyEvent::wait_rank>(context, flag, rank, 0u);
     }
 }
 
-// Returns whether all results came, the same in all warps of a block.
 template <class Rec>
-TK_DEVICE bool combine_recv(LowLatencyContext<Rec>& context) {
+TK_DEVICE void combine_recv(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    if (!context.is_idle() && context.sub_warp_id() == 0) {
-        const ExpertPair of = context.pair();
-        const uint64_t* flag = args.result_flag(context.comm.rank, context.responsible_expert_idx());
-        traced_wait<LowLatencyChannel::results, LowLatencyEvent::wait_results>(context, flag, of.rank, of.local_expert);
+    if (warp.block == 0 && warp.warp == 0) {
+        warp.leader([&] { args.state->slots[args.call.slot].combined.word = context.epoch; });
     }
-    if (!wait_grid(context, true)) return false;
+    wait_ranks(context);
+    auto* lists = reinterpret_cast<ResultList*>(&context.shared() + 1);
+    const WarpGroup all_warps{1, warp.num_warps, warp, context.shared().arrivals};
+    uint32_t turn = 0;
     TK_NO_UNROLL
     for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
-        TK_RANGE(context.recorder, LowLatencyEvent::reduce_token, token);
-        reduce_token(warp, args, token);
+        ResultList& list = lists[turn++ % kNumResultLists];
+        if (warp.warp == 0) list_results(context, token, list);
+        wait_token_warps(context, all_warps);
+        if (!list.ok) return;
+        reduce_token(context, token, list);
     }
-    return true;
 }
 
 // ---- the kernels ----
@@ -141,34 +168,18 @@ struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
     static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
     static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
 
-    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t warps_per_block) {
-        const uint64_t lists = uint64_t{warps_per_block} * kMaxLowLatencyTopk * sizeof(Contribution);
-        return sizeof(LowLatencyShared) + (kReceives ? lists : 0);
+    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t) {
+        return sizeof(LowLatencyShared) + (kReceives ? kNumResultLists * sizeof(ResultList) : 0);
     }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
         const uint64_t epoch = *args.call.handle_epoch;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
-        clear_shared(context);
-        if constexpr (kSends) combine_send(context);
-        bool all_came = true;
-        if constexpr (kReceives) all_came = combine_recv(context);
-        const bool is_last = is_last_block(context);
-        if constexpr (kReceives) {
-            // Only now it is known whether the warp has something to acknowledge.
-            const bool has_polled = !context.is_idle() && context.sub_warp_id() == 0;
-            const bool has_part = has_polled || context.has_tokens() || is_last || !all_came;
-            TK_TAKE_BACK_IF(context.recorder, !context.is_recorded(has_part), LowLatencyEvent::wait_grid);
-        }
-        if (!is_last) return;
-        if constexpr (kSends) {
-            LowLatencySlot& slot = args.state->slots[args.call.slot];
-            if (warp.warp == 0) warp.leader([&] { slot.combined.word = epoch; });
-        }
-        if constexpr (kReceives) {
-            if (all_came) acknowledge_combine(context);
-        }
+        const int64_t range = kSends ? rows_to_send(context) : 0;  // under way while the block begins
+        if (!begin_kernel(context)) return;
+        if constexpr (kSends) combine_send(context, range);
+        if constexpr (kReceives) combine_recv(context);
     }
 };
 

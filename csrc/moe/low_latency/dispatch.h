@@ -9,9 +9,16 @@
 //           receive while another still sends.
 //
 // A count of epoch e is released after the messages of e: each was counted as out with a release, which the group's
-// acquire of the finish counter takes up. Messages and counts of e are written only after the receiver has acknowledged
-// e-2, which took the same slot: it does so pair by pair, after the copies, zero tokens included. So no two calls are
-// ever in one slot, whatever runs ahead.
+// acquire of the finish counter takes up.
+//
+// Nobody acknowledges messages or counts. Those of e are written over those of e-2, which had the same slot, so the
+// dispatch of e-2 must be over at all ranks, with all counts seen and all messages copied:
+//   - A rank sends results of e-2 in a kernel behind its dispatch of e-2, zero rows included. The combine of e-2 waited
+//     for a result flag of every rank, and this kernel is behind it on the stream.
+//   - No combine of e-2 was received: its handle was dropped, on all ranks alike. Then each rank tells the others that
+//     its dispatch of e-2 is over, and waits for what they tell. This is seen from the slot's two epochs alone, which
+//     are on the device, since a graph may drop a handle each time that it is replayed.
+// Stream order is part of both: kernels of a buffer never overlap.
 #pragma once
 
 #include "moe/low_latency/barriers.h"
@@ -23,40 +30,66 @@ namespace tracekern {
 
 // ---- send ----
 
-// All that this slot's last dispatch sent was copied. All warps of a block share the peers; false: one gave up. A rank
-// may have acknowledged this call already, where other blocks of this kernel have told it their counts, but not the
-// slot's next one: that acknowledgement is for messages of a later launch.
+// Tells all ranks that the slot's dispatch before, of epoch `last`, is over here, and waits until it is at each of
+// them. All warps of a block share the peers; false: one gave up.
+//
+// The flags need no acknowledgement of their own. A rank tells of this call's epoch only in the slot's next dispatch,
+// behind this one, which ends with a count of each rank. So other blocks of this kernel, whose counts those were, may
+// have moved a peer on by one call, and this block finds the flag of this call in place of the last. A peer cannot be
+// two calls ahead: its next dispatch waits for results or acknowledgements that come after this kernel.
 template <class Rec>
-TK_DEVICE bool wait_dispatch_acks(LowLatencyContext<Rec>& context) {
+TK_DEVICE bool exchange_dispatch_acks(LowLatencyContext<Rec>& context, uint64_t last) {
+    constexpr auto kChannel = LowLatencyChannel::dispatch_ack;
     const LowLatencyArgs& args = context.args;
-    const uint32_t num_local = args.shape.num_local_experts();
-    const uint64_t last = args.state->slots[args.call.slot].dispatched.word;
-    for_peers_of_warp(context, [&](uint32_t peer) {
+    Warp& warp = context.warp;
+    const auto tell = [&](uint32_t peer) {
+        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_dispatch_ack, peer);
+        signal<kChannel>(warp, args.dispatch_ack(peer, context.comm.rank), last, 0);
+    };
+    const auto wait_for_peer = [&](uint32_t peer) {
         const auto wait_now = [&] {
-            const uint64_t* acks = args.dispatch_ack(context.comm.rank, peer * num_local);
-            const WaitFor whom = wait_for(context, peer);
+            const uint64_t* ack = args.dispatch_ack(context.comm.rank, peer);
             const auto take = [](uint32_t, uint32_t) {};
-            const bool ok = wait_all<LowLatencyChannel::dispatch_ack>(
-                context.warp, context.comm, acks, num_local, last, whom, take, context.epoch);
-            return WaitResult{ok, 0};
+            return WaitResult{
+                wait_all<kChannel>(warp, context.comm, ack, 1, last, wait_for(context, peer), take, context.epoch), 0};
         };
-        if (!record_wait<LowLatencyEvent::wait_dispatch_acks>(context, wait_now, peer).ok) {
-            context.warp.leader([&] { context.shared().failed = 1; });
-        }
-    });
-    context.warp.block_sync();
+        if (record_wait<LowLatencyEvent::wait_dispatch_ack>(context, wait_now, peer).ok) return;
+        warp.leader([&] { context.shared().failed = 1; });
+    };
+    if (warp.block == 0) for_peers_of_warp(context, tell);
+    for_peers_of_warp(context, wait_for_peer);
+    warp.block_sync();
     return context.shared().failed == 0;
+}
+
+// Where a choice's message goes. The place is its first lane's, and may be under way still.
+struct SendTarget {
+    uint32_t expert;
+    PerLane<uint32_t> place;
+};
+
+TK_DEVICE SendTarget take_place(Warp& warp,
+                                const LowLatencyArgs& args,
+                                const PerLane<uint32_t>& named,
+                                uint32_t choice) {
+    const uint32_t expert = choice < args.call.topk ? followed_choice(warp, named, choice) : kNoExpert;
+    return {expert, warp.lanes([&](int lane) {
+                return lane == 0 && expert != kNoExpert ? add_relaxed_device(args.slot_counter(expert), 1u) : 0u;
+            })};
 }
 
 // Copies the message of one choice to its expert's rank, and counts it as out.
 template <bool kFp8, class Rec>
-TK_DEVICE void send_message(LowLatencyContext<Rec>& context, uint32_t token, uint32_t choice) {
+TK_DEVICE void send_message(LowLatencyContext<Rec>& context,
+                            uint32_t token,
+                            uint32_t choice,
+                            const SendTarget& target) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    const uint32_t expert = followed_choice(warp, named_experts(warp, args, token), choice);
+    const uint32_t expert = target.expert;
     if (expert == kNoExpert) return warp.leader([&] { report_if_bad(args, token, choice); });
     const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
-    const uint32_t place = warp.once([&] { return add_relaxed_device(args.slot_counter(expert), 1u); });
+    const uint32_t place = warp.shuffle(target.place, 0);
     {
         const uint32_t bytes = MessageLayout::of(args.shape.hidden, kFp8).bytes;
         TK_RANGE(context.recorder, LowLatencyEvent::send_message, to.rank, expert, place);
@@ -70,7 +103,7 @@ TK_DEVICE void send_message(LowLatencyContext<Rec>& context, uint32_t token, uin
     count_up<LowLatencyChannel::sends>(warp, args.finish_counter(expert));
 }
 
-// The tokens of this block. All its warps but the last.
+// The tokens of this block. All its warps but the last. What a warp sends it looks up while it casts.
 template <bool kFp8, class Rec>
 TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
@@ -79,12 +112,11 @@ TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
     const WarpGroup casters{1, share.num_warps, warp, context.shared().arrivals};
     TK_NO_UNROLL
     for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
+        const auto named = named_experts(warp, args, token);
         cast_token<kFp8>(context, token, share);
-        {
-            TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps, casters.id);
-            TK_END_AFTER_BARRIER(casters);
-        }
-        if (warp.warp < args.call.topk) send_message<kFp8>(context, token, warp.warp);
+        const SendTarget target = take_place(warp, args, named, warp.warp);
+        wait_token_warps(context, casters);
+        if (warp.warp < args.call.topk) send_message<kFp8>(context, token, warp.warp, target);
     }
 }
 
@@ -134,6 +166,21 @@ TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
     });
 }
 
+// The slot's epoch goes on once all blocks have read the one before: each warp did before it came to begin_kernel()'s
+// barrier. The last warp: nothing waits for it.
+template <class Rec>
+TK_DEVICE void note_epoch(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    LowLatencyState& state = *context.args.state;
+    const uint32_t before = take_ticket<CommChannel::grid>(warp, &state.blocks_begun);
+    if (before != warp.num_blocks - 1) return;
+    warp.leader([&] {
+        state.blocks_begun = 0;
+        state.slots[context.args.call.slot].dispatched.word = context.epoch;
+        *context.args.call.handle_epoch = context.epoch;
+    });
+}
+
 // The last warp of a block counts, the others cast and send.
 struct LastWarp {
     TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return warp.warp == warp.num_warps - 1; }
@@ -142,6 +189,7 @@ struct CountSends {
     template <class Rec>
     TK_DEVICE static bool run(LowLatencyContext<Rec>& context, Share) {
         count_sends(context);
+        note_epoch(context);
         return true;
     }
 };
@@ -163,30 +211,26 @@ using SendRoles = RoleTable<EveryBlock,
 
 template <bool kFp8, class Rec>
 TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
-    Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
-    if (warp.block == 0 && warp.warp == 0) warp.leader([&] { *args.call.handle_epoch = context.epoch; });
-    if (!wait_dispatch_acks(context)) return;
-    SendRoles<kFp8>(warp).run(context);
-    warp.block_sync();
+    SendRoles<kFp8>(context.warp).run(context);
+    context.warp.block_sync();
     if (!context.is_idle() && context.sub_warp_id() == 0) signal_count(context);
 }
 
 // ---- receive ----
 
 // Takes `count` rows of a local expert, and returns the first. Each source claims once, none if it sent nothing: the
-// last one knows how many came from all, and sets the counter to zero for the slot's next call, which is a later
+// last one knows how many came from all, and brings the counter back to zero for the slot's next call, which is a later
 // launch. So nothing has to be zero before the first claim, and no block waits for another here.
 TK_DEVICE uint32_t claim(Warp& warp, const LowLatencyArgs& args, uint32_t local_expert, uint32_t count) {
     return warp.once([&] {
         uint64_t* claims = args.claims(local_expert);
-        const uint64_t before = add_relaxed_device(claims, uint64_t{1} << 32 | count);
-        const auto begin = static_cast<uint32_t>(before);
+        const uint64_t own = uint64_t{1} << 32 | count;
+        const uint64_t before = add_relaxed_device(claims, own);
         if (before >> 32 == args.shape.num_ranks - 1) {
-            args.call.packed_recv_count[local_expert] = begin + count;
-            *claims = 0;
+            args.call.packed_recv_count[local_expert] = static_cast<uint32_t>(before + own);
+            add_relaxed_device(claims, uint64_t{0} - before - own);
         }
-        return begin;
+        return static_cast<uint32_t>(before);
     });
 }
 
@@ -209,7 +253,6 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
         args.call.packed_recv_layout_range[pair] = pack2(count.value, begin);
         context.group().count = count.value;
         context.group().begin = begin;
-        context.group().ok = count.ok;
     });
 }
 
@@ -239,26 +282,18 @@ TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint
 template <bool kFp8, class Rec>
 TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
     if (context.is_idle()) return;
-    const LowLatencyArgs& args = context.args;
     const ExpertPair from = context.pair();
-    if (context.sub_warp_id() == 1) claim_rows(context);
+    const uint32_t sub_warp = context.sub_warp_id();
+    if (sub_warp == 1) claim_rows(context);
     wait_group(context, from);
     const uint32_t count = context.group().count;
-    // Only now it is known which sub-warps have a message to copy. The first one acknowledges, for the second all
-    // waited.
-    const uint32_t num_busy = count < 2 ? 2 : count;
-    TK_TAKE_BACK_IF(
-        context.recorder, !context.is_recorded(context.sub_warp_id() < num_busy), LowLatencyEvent::wait_group);
+    // Only now it is known which sub-warps have a message to copy. For the second one all waited.
+    const bool has_part = sub_warp < count || sub_warp == 1;
+    TK_TAKE_BACK_IF(context.recorder, !context.is_recorded(has_part), LowLatencyEvent::wait_group);
     TK_NO_UNROLL
-    for (uint32_t place = context.sub_warp_id(); place < count; place += args.launch.num_warps_per_group) {
+    for (uint32_t place = sub_warp; place < count; place += context.args.launch.num_warps_per_group) {
         copy_token<kFp8>(context, from, place);
     }
-    wait_sub_warps(context, count);
-    if (context.sub_warp_id() != 0 || !context.group().ok) return;
-    // Released: all sub-warps have read what the source may now write again.
-    TK_SIGNAL(context.recorder, LowLatencyEvent::signal_dispatch_ack, from.rank, from.local_expert);
-    uint64_t* flag = args.dispatch_ack(from.rank, context.own_expert(from.local_expert));
-    signal_peer<LowLatencyChannel::dispatch_ack>(context, from.rank, flag, 0);
 }
 
 // ---- the kernels ----
@@ -280,16 +315,16 @@ struct LowLatencyDispatch : LowLatencyKernel<kOwnStage> {
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        LowLatencySlot& slot = args.state->slots[args.call.slot];
-        const uint64_t epoch = kSends ? epoch_behind(slot.dispatched.word, args.call.slot) : *args.call.handle_epoch;
+        const LowLatencySlot& slot = args.state->slots[args.call.slot];
+        const uint64_t last = slot.dispatched.word;
+        const bool was_dropped = kSends && last != slot.combined.word;
+        const uint64_t epoch = kSends ? epoch_behind(last, args.call.slot) : *args.call.handle_epoch;
         const auto role = kSends ? SendRoles<kFp8>(warp).name() : LowLatencyRole::dispatch;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
-        clear_shared(context);
+        if (!begin_kernel(context)) return;
+        if (was_dropped && !exchange_dispatch_acks(context, last)) return;
         if constexpr (kSends) dispatch_send<kFp8>(context);
         if constexpr (kReceives) dispatch_recv<kFp8>(context);
-        if constexpr (kSends) {
-            if (is_last_block(context) && warp.warp == 0) warp.leader([&] { slot.dispatched.word = epoch; });
-        }
     }
 };
 

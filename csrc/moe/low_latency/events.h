@@ -1,35 +1,34 @@
 // What the low latency kernels record. An expert of a message is numbered over all ranks; `local_expert` is its number
 // on its own rank. `token` is always the token's index at the rank that it came from, and `slot` its place in the
-// receive buffer of its (local expert, source rank) pair. Acknowledgements have no channel: the signal is of an earlier
-// call than the wait, and flows join the ends of one call; `signal_combine_ack` names the first of those that its warp
-// raises together. At `wait_group` sub-warps meet for the rows that the second one has claimed, `begin` is the first;
-// where they, or the warps that cast a token, share work it is `wait_sub_warps`.
+// receive buffer of its (local expert, source rank) pair. At `wait_group` sub-warps meet for the rows that the second
+// one has claimed, `begin` is the first; where they, or the warps of a token, share work it is `wait_sub_warps`. A
+// `wait_results` is for all results of a token: it begins with the first of them and ends with the one that came last.
+// `wait_rank` is for the results of a rank's first expert, whoever needs them. Dispatch acknowledgements are of handles
+// that were dropped.
 #pragma once
 
 #include "comm/mutation.h"
 #include "trace/events.h"
 
 // clang-format off
-#define TK_LOW_LATENCY_EVENTS(EVENT)                                                                                                       \
-    EVENT(cast_token,          work,   issue,      "",                                 "token:16",                            "")          \
-    EVENT(send_message,        work,   issue,      "",                                 "peer:10 expert:13 slot:16",           "token:16")  \
-    EVENT(wait_sends,          wait,   completion, "",                                 "expert:13",                           "")          \
-    EVENT(signal_count,        signal, completion, "count data local_expert",          "peer:10 local_expert:13",             "tokens:16") \
-    EVENT(wait_count,          wait,   completion, "count data local_expert",          "peer:10 local_expert:13",             "tokens:16") \
-    EVENT(wait_group,          wait,   completion, "rows group src_rank local_expert", "src_rank:10 local_expert:13",         "begin:22")  \
-    EVENT(wait_sub_warps,      wait,   completion, "sub_warps group barrier",          "barrier:4",                           "")          \
-    EVENT(wait_grid,           wait,   completion, "",                                 "",                                    "")          \
-    EVENT(copy_token,          work,   issue,      "",                                 "src_rank:10 local_expert:13 slot:16", "token:16")  \
-    EVENT(signal_dispatch_ack, signal, completion, "",                                 "peer:10 local_expert:13",             "")          \
-    EVENT(wait_dispatch_acks,  wait,   completion, "",                                 "peer:10",                             "")          \
-    EVENT(scale_token,         work,   issue,      "",                                 "local_expert:13 row:22",              "")          \
-    EVENT(dequantise_token,    work,   issue,      "",                                 "local_expert:13 row:22",              "")          \
-    EVENT(send_result,         work,   issue,      "",                                 "peer:10 local_expert:13",             "token:16")  \
-    EVENT(signal_results,      signal, completion, "results data local_expert",        "peer:10 local_expert:13",             "tokens:16") \
-    EVENT(wait_results,        wait,   completion, "results data local_expert",        "peer:10 local_expert:13",             "")          \
-    EVENT(reduce_token,        work,   issue,      "",                                 "token:16",                            "")          \
-    EVENT(signal_combine_ack,  signal, completion, "",                                 "peer:10 local_expert:13",             "")          \
-    EVENT(wait_combine_ack,    wait,   completion, "",                                 "peer:10 local_expert:13",             "")
+#define TK_LOW_LATENCY_EVENTS(EVENT)                                                                                                                     \
+    EVENT(cast_token,          work,   issue,      "",                                 "token:16",                            "")                        \
+    EVENT(send_message,        work,   issue,      "",                                 "peer:10 expert:13 slot:16",           "token:16")                \
+    EVENT(wait_sends,          wait,   completion, "",                                 "expert:13",                           "")                        \
+    EVENT(signal_count,        signal, completion, "count data local_expert",          "peer:10 local_expert:13",             "tokens:16")               \
+    EVENT(wait_count,          wait,   completion, "count data local_expert",          "peer:10 local_expert:13",             "tokens:16")               \
+    EVENT(wait_group,          wait,   completion, "rows group src_rank local_expert", "src_rank:10 local_expert:13",         "begin:22")                \
+    EVENT(wait_sub_warps,      wait,   completion, "sub_warps group barrier",          "barrier:4",                           "")                        \
+    EVENT(copy_token,          work,   issue,      "",                                 "src_rank:10 local_expert:13 slot:16", "token:16")                \
+    EVENT(scale_token,         work,   issue,      "",                                 "local_expert:13 row:22",              "")                        \
+    EVENT(dequantise_token,    work,   issue,      "",                                 "local_expert:13 row:22",              "")                        \
+    EVENT(send_result,         work,   issue,      "",                                 "peer:10 local_expert:13",             "token:16")                \
+    EVENT(signal_results,      signal, completion, "results data local_expert",        "peer:10 local_expert:13",             "tokens:16")               \
+    EVENT(wait_results,        wait,   completion, "results data local_expert",        "peer:10 local_expert:13",             "peer:10 local_expert:13") \
+    EVENT(wait_rank,           wait,   completion, "results data local_expert",        "peer:10 local_expert:13",             "")                        \
+    EVENT(reduce_token,        work,   issue,      "",                                 "token:16",                            "")                        \
+    EVENT(signal_dispatch_ack, signal, completion, "dispatch_ack data",                "peer:10",                             "")                        \
+    EVENT(wait_dispatch_ack,   wait,   completion, "dispatch_ack data",                "peer:10",                             "")
 // clang-format on
 TK_DEFINE_EVENTS(LowLatencyEvent, TK_LOW_LATENCY_EVENTS)
 
@@ -39,8 +38,8 @@ namespace tracekern {
 enum class LowLatencyRole : uint32_t { count, dispatch, scale, dequantise, combine };
 inline constexpr const char* kLowLatencyRoleNames[] = {"count", "dispatch", "scale", "dequantise", "combine"};
 
-enum class LowLatencyChannel : uint32_t { sends = kFirstOwnChannel, count, results, dispatch_ack, combine_ack };
-inline constexpr const char* kLowLatencyChannelNames[] = {"sends", "count", "results", "dispatch_ack", "combine_ack"};
+enum class LowLatencyChannel : uint32_t { sends = kFirstOwnChannel, count, results, any_result, dispatch_ack };
+inline constexpr const char* kLowLatencyChannelNames[] = {"sends", "count", "results", "any_result", "dispatch_ack"};
 
 enum class LowLatencyStage : uint32_t {
     dispatch,

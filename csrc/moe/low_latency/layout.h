@@ -42,9 +42,8 @@ static_assert(MessageLayout::of(7168, true).bytes == 7408 && MessageLayout::of(7
 // Offsets in the symmetric heap. All is there once for each slot but rdma_x, which no peer writes to.
 struct LowLatencyLayout {
     uint64_t count_flags;    // u64 [slot][local expert][rank]  written by rank: how many tokens it sent
-    uint64_t dispatch_acks;  // u64 [slot][expert]              written by its rank: it has copied my tokens
     uint64_t result_flags;   // u64 [slot][expert]              written by its rank: its results are there
-    uint64_t combine_acks;   // u64 [slot][local expert][rank]  written by rank: it has added up my results
+    uint64_t dispatch_acks;  // u64 [slot][rank]                written by rank: its dispatch is over, and was dropped
     uint64_t flags_end;
     uint64_t rdma_x;          // [token] message
     uint64_t rdma_recv_x;     // [slot][local expert][rank][token slot] message
@@ -66,11 +65,10 @@ struct LowLatencyLayout {
             cursor += whole_lines(bytes);
             return offset;
         };
-        const auto take_flags = [&] { return take(kNumSlots * pairs * sizeof(uint64_t)); };
-        layout.count_flags = take_flags();
-        layout.dispatch_acks = take_flags();
-        layout.result_flags = take_flags();
-        layout.combine_acks = take_flags();
+        const auto take_flags = [&](uint64_t count) { return take(kNumSlots * count * sizeof(uint64_t)); };
+        layout.count_flags = take_flags(pairs);
+        layout.result_flags = take_flags(pairs);
+        layout.dispatch_acks = take_flags(shape.num_ranks);
         layout.flags_end = cursor;
         layout.pair_bytes = shape.max_tokens * message_bytes;
         layout.recv_bytes = pairs * layout.pair_bytes;
@@ -95,12 +93,11 @@ struct BadChoice {
 // What a rank keeps of each slot from call to call, in memory that no peer touches.
 struct LowLatencySlot {
     LineWord dispatched;  // last epoch of a dispatch that took this slot
-    LineWord combined;    // likewise of a combine
+    LineWord combined;    // last epoch of a combine of this slot whose receive began
 };
 struct LowLatencyState {
     LowLatencySlot slots[kNumSlots];
-    uint64_t grid_arrivals;
-    uint32_t blocks_done;
+    uint32_t blocks_begun;  // of the dispatch that is under way
 };
 
 // The tensors of a dispatch and of the combine that belongs to it, row-major. A rank's rows are num_ranks * max_tokens.
@@ -137,26 +134,23 @@ struct LowLatencyArgs {
     BadChoice* bad_choice;                       // memory of the host
 
     TK_DEVICE uint32_t rows_per_expert() const { return shape.num_ranks * shape.max_tokens; }
+    // Both arrays have a flag for each expert of all ranks.
     TK_DEVICE uint64_t* flag(uint64_t array, uint32_t at_rank, uint32_t index) const {
         return comm.at<uint64_t>(at_rank, array) + call.slot * shape.num_experts + index;
     }
     TK_DEVICE uint64_t* count_flag(uint32_t at_rank, uint32_t local_expert, uint32_t of_rank) const {
         return flag(layout.count_flags, at_rank, local_expert * shape.num_ranks + of_rank);
     }
-    TK_DEVICE uint64_t* dispatch_ack(uint32_t at_rank, uint32_t expert) const {
-        return flag(layout.dispatch_acks, at_rank, expert);
-    }
     TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t expert) const {
         return flag(layout.result_flags, at_rank, expert);
     }
-    TK_DEVICE uint64_t* combine_ack(uint32_t at_rank, uint32_t local_expert, uint32_t of_rank) const {
-        return flag(layout.combine_acks, at_rank, local_expert * shape.num_ranks + of_rank);
+    TK_DEVICE uint64_t* dispatch_ack(uint32_t at_rank, uint32_t of_rank) const {
+        return comm.at<uint64_t>(at_rank, layout.dispatch_acks) + call.slot * shape.num_ranks + of_rank;
     }
     TK_DEVICE char* own_message(uint32_t token, uint32_t message_bytes) const {
         return comm.at<char>(comm.rank, layout.rdma_x) + uint64_t{token} * message_bytes;
     }
-    // rdma_recv_x[local expert][source rank][slot]. A pair has the same bytes in calls of fp8 and of bf16: it may write
-    // as soon as its own last messages were copied, those of another pair may still lie there.
+    // rdma_recv_x[local expert][source rank][slot].
     TK_DEVICE char* recv_message(
         uint32_t at_rank, uint32_t local_expert, uint32_t src_rank, uint32_t place, uint32_t message_bytes) const {
         const uint64_t pair = uint64_t{local_expert} * shape.num_ranks + src_rank;
@@ -199,17 +193,15 @@ TK_HOST_DEVICE constexpr uint64_t epoch_behind(uint64_t last, uint32_t slot) {
 }
 static_assert(kFirstEpoch % kNumSlots == 0 && epoch_behind(kEpochMask, 1) == 1);
 
-// Shared memory of a block. In combine a list of results for each warp follows.
+// Shared memory of a block. In combine the lists of results follow.
 struct alignas(16) LowLatencyShared {
     struct Group {
         uint32_t num_sent;  // tokens of this rank for the expert that the group tells of it
         uint32_t count;     // tokens that came
         uint32_t begin;     // their first row
-        uint32_t ok;
     };
-    uint32_t arrivals[kMaxGroupsPerBlock + 1];  // of WarpGroups: the warps that cast, and each warp group
-    uint32_t failed;
-    uint32_t is_last_block;
+    uint32_t failed;                            // first: see begin_kernel()
+    uint32_t arrivals[kMaxGroupsPerBlock + 1];  // of WarpGroups: the warps that share tokens, and each warp group
     Group groups[kMaxGroupsPerBlock];
 };
 

@@ -210,7 +210,6 @@ class Buffer:
             limits = self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
             dispatched = self._check_handle(handle)
             check_combine(self.comm, dispatched, x, topk_idx, topk_weights, out)
-            self._slots.require_added_up(dispatched)
             if out is None:
                 size = (dispatched.num_tokens, dispatched.layout.hidden)
                 out = torch.empty(size, dtype=torch.bfloat16, device=x.device)

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Dispatched:
-    """A dispatch that was started. Its slot is free again once its combine was started, or nothing refers to it."""
+    """A dispatch that was started.
+
+    Its slot is free again once the receive of its combine was launched: the slot's next dispatch then tells all ranks
+    that this one has added up its results, see csrc/moe/low_latency/combine.h. Or, once it was received, as soon as
+    nothing refers to it.
+    """
 
     number: int
     """How many dispatches there were before, the same on all ranks."""
@@ -85,12 +90,18 @@ class Slots:
 
     def require_free(self, number: int) -> None:
         """Raises BadInput if the slot of that call is not free. Another one would not do: peers take the same."""
-        holder = self._holders[number % NUM_SLOTS]()
+        slot = number % NUM_SLOTS
+        if waiting := self._not_added_up[slot]:
+            raise BadInput(
+                f"slot {slot} is still held by dispatch {waiting.number}, whose combine was sent and its receive hook "
+                "not called; call it first"
+            )
+        holder = self._holders[slot]()
         if holder is None or holder.is_combined:
             return
         hook = "" if holder.is_received else " and whose receive hook was not called"
         raise BadInput(
-            f"slot {number % NUM_SLOTS} is still held by the handle of dispatch {holder.number}, which was not "
+            f"slot {slot} is still held by the handle of dispatch {holder.number}, which was not "
             f"combined{hook}; dispatches take {NUM_SLOTS} slots in turns, and this is dispatch {number}: combine that "
             "handle, or drop it on all ranks"
         )
@@ -105,11 +116,6 @@ class Slots:
         waiting = self._not_added_up if dispatched.is_combined else self._not_received
         if waiting[dispatched.slot] is dispatched:
             waiting[dispatched.slot] = None
-
-    def require_added_up(self, dispatched: Dispatched) -> None:
-        """Raises BadInput if the slot's combine before was not received: kernels would wait for that for good."""
-        if self._not_added_up[dispatched.slot] is not None:
-            raise BadInput("the receive hook of the slot's combine before was not called; call it first")
 
     def note_combine(self, dispatched: Dispatched) -> None:
         """Notes that the combine was sent."""
