@@ -9,7 +9,7 @@ import subprocess
 from tracekern import _C
 
 _ENTRY = re.compile(
-    r"void tracekern::entry<tracekern::(?P<body>\w+?)(?:<(?P<choices>.*)>)?, "
+    r"void tracekern::entry<tracekern::(?P<body>\w+?)(?:::Kernel)?(?:<(?P<choices>.*)>)?, "
     r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d), \d+u> ?>"
 )
 _FORMATS = ("span", "ring", "cycles")

@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from tests.deepep_calls import run_deepep_calls
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
@@ -128,3 +129,43 @@ def graph() -> int:
     wrong += sum(map(differs, outs, wanted))
     sys.stdout.write(f"rank {work.group.rank}: {wrong} wrong\n")
     return wrong
+
+
+def two_graphs() -> int:
+    """Graphs of one rank in turns on two streams, in order by events."""
+    work = Work(2 * CALLS_OF_A_GRAPH)
+    outs = [torch.empty_like(batch.x) for batch in work.on_gpu]
+    halves = (range(CALLS_OF_A_GRAPH), range(CALLS_OF_A_GRAPH, 2 * CALLS_OF_A_GRAPH))
+
+    def calls(half: range) -> None:
+        for number in half:
+            work.call(work.on_gpu[number], number, outs[number])
+
+    calls(halves[0])
+    work.buffer.synchronize()
+    graphs, streams = [torch.cuda.CUDAGraph() for _ in halves], [torch.cuda.Stream() for _ in halves]
+    for captured, half in zip(graphs, halves, strict=True):
+        with torch.cuda.graph(captured):
+            calls(half)
+    before = torch.cuda.Event()
+    before.record()
+    for replay in range(REPLAYS):
+        with torch.cuda.stream(streams[replay % 2]) as _:
+            streams[replay % 2].wait_event(before)
+            graphs[replay % 2].replay()
+            before = torch.cuda.Event()
+            before.record()
+    torch.cuda.current_stream().wait_event(before)
+    work.buffer.synchronize()
+    wanted = [work.wanted(batch) for batch in work.batches]
+    wrong = sum(map(differs, outs, wanted))
+    sys.stdout.write(f"rank {work.group.rank}: {wrong} wrong\n")
+    return wrong
+
+
+def deepep() -> int:
+    """DeepEP's own calls; a rank that finds a fault raises."""
+    group = Group.discover()
+    right = run_deepep_calls(group, None, "cuda", (16, 1024, 8 * group.num_ranks, 4))
+    sys.stdout.write(f"rank {group.rank}: {16 - right} wrong\n")
+    return 16 - right

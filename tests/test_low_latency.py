@@ -99,8 +99,9 @@ def test_the_oracle_of_fp8_is_what_the_issue_says():
     x[2, 128:] = 1e-6
     values, scales = cast_to_fp8(x)
     group = x[0, :128].float()
-    assert scales[0, 0] == group.abs().max() / 448
-    assert scales[1].tolist() == scales[2, 1:].tolist() * 2 == [torch.tensor(1e-4) / 448] * 2
+    inverse = 1 / torch.tensor(448.0)
+    assert scales[0, 0] == group.abs().max() * inverse
+    assert scales[1].tolist() == scales[2, 1:].tolist() * 2 == [torch.tensor(1e-4) * inverse] * 2
     assert (dequantise(values, scales)[0].float() - x[0].float()).abs().max() <= x[0].float().abs().max() / 14
 
 
@@ -389,8 +390,8 @@ def test_two_handles_live_and_a_third_is_refused(pools):
     for told in pools(2).call(two_of_three):
         third, again, cleaned = told
         assert "slot 0 is still held by the handle of dispatch 0, which was not combined; dispatches take" in third
-        assert "a stale handle: it was combined already" in again
-        assert "a stale handle: it is of another buffer, or of before a reset" in cleaned
+        assert "a stale handle: a later dispatch has taken its slot, or it is of before a reset" in again
+        assert cleaned == again
 
 
 def combine_received_late(group: Group) -> list[str]:
@@ -445,19 +446,25 @@ def refusals(group: Group) -> dict[str, str]:
     refuse("outside", dispatch, batch.x, outside, 8, 4)
     refuse("ids", dispatch, batch.x, ids.float(), 8, 4)
     refuse("topk", dispatch, batch.x, torch.full((6, 17), -1), 8, 4)
-    for name, value in (("round_scale", True), ("use_ue8m0", True), ("async_finish", True)):
-        refuse(name, dispatch, batch.x, ids, 8, 4, **{name: value})
+    refuse("use_ue8m0", dispatch, batch.x, ids, 8, 4, use_ue8m0=True)
+    refuse("both", dispatch, batch.x, ids, 8, 4, async_finish=True, return_recv_hook=True)
+    refuse("stats", dispatch, batch.x, ids, 8, 4, cumulative_local_expert_recv_stats=torch.zeros(2))
+    refuse("mask", combine, batch.x, ids, batch.topk_weights, (1, 2), use_logfmt=False)
     recv_x, _, handle, _, hook = dispatch(batch.x, ids, 8, 4, use_fp8=False, return_recv_hook=True)
     refuse("not received", combine, recv_x, ids, batch.topk_weights, handle)
     refuse("in use", buffer.destroy)
     hook()
     refuse("hook twice", hook)
     refuse("rows", combine, recv_x[:1], ids, batch.topk_weights, handle)
-    refuse("tuple", combine, recv_x, ids, batch.topk_weights, tuple(handle))
     refuse("logfmt", combine, recv_x, ids, batch.topk_weights, handle, use_logfmt=True)
-    combine(recv_x, ids, batch.topk_weights, handle)
+    again = combine(recv_x, ids, batch.topk_weights, tuple(handle), return_recv_hook=True)[2]
+    refuse("not added up", combine, recv_x, ids, batch.topk_weights, handle)
+    again()
     other = make_buffer(group, 8, 520, 4)
     x = torch.zeros((6, 520), dtype=torch.bfloat16)
+    refuse(
+        "ue8m0 hidden", other.low_latency_dispatch, x[:, :384].contiguous(), ids, 8, 4, round_scale=True, use_ue8m0=True
+    )
     refuse("fp8 hidden", other.low_latency_dispatch, x, ids, 8, 4)
     third = make_buffer(group, 8, 512, 4)
     refuse("bf16 hidden", third.low_latency_dispatch, torch.zeros((6, 516), dtype=torch.bfloat16), ids, 8, 4)
@@ -477,15 +484,17 @@ def test_bad_input_is_refused_before_a_launch(pools):
         "outside": "topk_idx[4, 1] is expert 4; wanted -1 (none) or 0 to 3",
         "ids": "topk_idx is torch.float32 [6, 2]; wanted int64 or int32",
         "topk": "top-k is 17; wanted 1 to 16",
-        "round_scale": "round_scale is not supported yet; leave it out",
-        "use_ue8m0": "use_ue8m0 is not supported yet; leave it out",
-        "async_finish": "async_finish is not supported yet; leave it out",
+        "use_ue8m0": "use_ue8m0 keeps the exponents of scales that are powers of two; set round_scale=True, too",
+        "both": "async_finish and return_recv_hook: take one of them",
+        "stats": "cumulative_local_expert_recv_stats is torch.float32 [2]; wanted torch.int32 [2]",
+        "mask": "handle is tuple; wanted the one that low_latency_dispatch() returned, or its parts",
         "not received": "the receive hook of this handle's dispatch was not called; call it before combine",
         "in use": "destroy: 1 receive hook not called yet; call it first",
         "hook twice": "a receive hook is called once, and not after a reset",
         "rows": "x is torch.bfloat16 [1, 16, 512]; wanted torch.bfloat16 [2, 16, 512]",
-        "tuple": "handle is tuple; wanted the one that low_latency_dispatch() returned",
+        "not added up": "the receive hook of this handle's combine before was not called; call it first",
         "logfmt": "use_logfmt is not supported yet; leave it out",
+        "ue8m0 hidden": "hidden is 384; use_ue8m0 packs 4 scales: wanted a multiple of 512",
         "fp8 hidden": "hidden is 520; fp8 has a scale for 128 values: wanted a multiple, or use_fp8=False",
         "bf16 hidden": "hidden is 516; wanted a multiple of 8, which are 16 bytes of bf16",
         "heap": "see get_low_latency_rdma_size_hint()",

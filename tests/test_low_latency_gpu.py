@@ -23,7 +23,10 @@ def require_gpu() -> None:
         pytest.skip("needs 1 GPU, 0 are here")
 
 
-@pytest.mark.parametrize(("function", "ranks"), [("bad_choices", RANKS), ("streams", RANKS), ("graph", 1)])
+@pytest.mark.parametrize(
+    ("function", "ranks"),
+    [("bad_choices", RANKS), ("streams", RANKS), ("graph", 1), ("two_graphs", 1), ("deepep", RANKS)],
+)
 def test_nothing_is_wrong(function, ranks):
     require_gpu()
     lines: list[str] = []

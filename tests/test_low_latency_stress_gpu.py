@@ -23,7 +23,7 @@ from toolchains import ROOT, compile_cached, sanitizer
 
 pytestmark = pytest.mark.timeout(900)  # the compiler's minutes included
 
-PATTERNS = ("fused", "split", "two_handles", "dropped", "overlapped")
+PATTERNS = ("fused", "split", "two_handles", "dropped", "overlapped", "again")
 SHARE = 0
 """As SMs: what the launch arithmetic gives a rank of the GPU, less 4."""
 # An iteration is 1.6 calls on average.
@@ -120,7 +120,7 @@ def test_compute_sanitizer_finds_nothing_in_two_hundred_calls():
 BUSY = Shape(ranks=4, blocks=4, warps=16, tokens=16, hidden=256, experts=16, topk=4, iterations=160)
 # What attacks the channel, beside all patterns in turns. Few tokens: a rank that is ahead is not to be held up.
 LOADS = {
-    "dispatch_ack": (replace(BUSY, tokens=4, iterations=400), "pattern=dropped"),
+    "ack": (replace(BUSY, tokens=4, iterations=400), "pattern=dropped"),
     "any_result": (replace(BUSY, tokens=1, iterations=400), "pattern=fused"),
 }
 # A release or an acquire left out: all stores meet in one L2, and no SM has a row in its own cache from before the flag

@@ -27,6 +27,15 @@ TK_DEVICE bool is_wanted(uint64_t flag, uint64_t epoch, uint32_t least = 0) {
     return is_of_call && (flag_value(flag) >= least || mutated(kChannel, Mutation::value));
 }
 
+// Whether a flag is at {epoch, value} or beyond.
+template <auto kChannel>
+TK_DEVICE bool is_reached(uint64_t flag, uint64_t epoch, uint32_t value) {
+    if (mutated(kChannel, Mutation::acknowledgement)) return true;
+    if (mutated(kChannel, Mutation::epoch)) return flag_epoch(flag) != kNeverEpoch;
+    if (mutated(kChannel, Mutation::value)) value = 0;
+    return !is_ahead(make_flag(epoch, value), flag);
+}
+
 // The same on the host, of a word that it was told.
 template <auto kChannel>
 bool was_told(uint64_t word, uint64_t epoch) {
@@ -133,22 +142,22 @@ TK_DEVICE uint64_t glance_at(const uint64_t* flag) {
     }
 }
 
-// Waits for wait_at_least() and wait(); For: RingWait or WaitFor.
-template <auto kChannel, Scope kScope, class Comm, class For>
+// Waits until wanted(*flag); For: RingWait or WaitFor. epoch: for the fault record.
+template <auto kChannel, Scope kScope, class Comm, class Wanted, class For>
 TK_DEVICE WaitResult
-wait_until(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, uint32_t least, const For& wait_for) {
+wait_until(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, Wanted wanted, const For& wait_for) {
     perturb(warp);
     uint64_t started = 0;
     bool ok = true;
     uint64_t seen = look_at<kChannel, kScope>(flag);
-    for (uint32_t spins = 0; !is_wanted<kChannel>(seen, epoch, least);) {
+    for (uint32_t spins = 0; !wanted(seen);) {
         warp.relax(spins);
         if (should_give_up(warp, comm, channel_number(kChannel), wait_for, spins, epoch, seen, started)) {
             ok = false;
             break;
         }
         seen = glance_at<kScope>(flag);
-        if (is_wanted<kChannel>(seen, epoch, least)) seen = look_at<kChannel, kScope>(flag);
+        if (wanted(seen)) seen = look_at<kChannel, kScope>(flag);
     }
     // Lanes see the flag in different turns; they go on together, and only if all of them saw it.
     ok = warp.sum([&](int) { return ok ? 0u : 1u; }) == 0;
@@ -160,13 +169,24 @@ template <auto kChannel, Scope kScope = Scope::ranks, class Comm>
 TK_DEVICE WaitResult
 wait_at_least(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, uint32_t least, RingWait wait_for) {
     wait_for.least = least;
-    return wait_until<kChannel, kScope>(warp, comm, flag, epoch, least, wait_for);
+    const auto wanted = [&](uint64_t seen) { return is_wanted<kChannel>(seen, epoch, least); };
+    return wait_until<kChannel, kScope>(warp, comm, flag, epoch, wanted, wait_for);
 }
 
 // Waits until *flag carries `epoch`. For: WaitFor, or RingWait where it says how far a ring has come.
 template <auto kChannel, class Comm, class For = WaitFor>
 TK_DEVICE WaitResult wait(Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, const For& wait_for) {
-    return wait_until<kChannel, Scope::ranks>(warp, comm, flag, epoch, 0, wait_for);
+    const auto wanted = [&](uint64_t seen) { return is_wanted<kChannel>(seen, epoch); };
+    return wait_until<kChannel, Scope::ranks>(warp, comm, flag, epoch, wanted, wait_for);
+}
+
+// Waits until *flag is at {epoch, value} or beyond: for flags that say of something that it is over, and with it all
+// before.
+template <auto kChannel, class Comm>
+TK_DEVICE WaitResult wait_reached(
+    Warp& warp, const Comm& comm, const uint64_t* flag, uint64_t epoch, uint32_t value, const WaitFor& wait_for) {
+    const auto wanted = [&](uint64_t seen) { return is_reached<kChannel>(seen, epoch, value); };
+    return wait_until<kChannel, Scope::ranks>(warp, comm, flag, epoch, wanted, wait_for);
 }
 
 struct Arrived {
@@ -235,17 +255,16 @@ wait_any(Warp& warp, const Comm& comm, uint32_t lanes, FlagOf flag_of, uint64_t 
     return wait_until_any<kChannel, Scope::ranks>(warp, comm, lanes, flag_of, epoch, any_value, wait_for).lanes;
 }
 
-// Waits until each of `count` neighbouring flags carries `epoch`, or or_epoch where one is given: a flag may go on to
-// that one before all warps have looked. A lane a flag; calls take(i, value) for each. The slot of a WaitFor becomes i.
-template <auto kChannel, class Comm, class For = WaitFor, class Take, class... Epoch>
+// Waits until each of `count` neighbouring flags carries `epoch`. A lane a flag; calls take(i, value) for each. The
+// slot of a WaitFor becomes i.
+template <auto kChannel, class Comm, class For = WaitFor, class Take>
 TK_DEVICE bool wait_all(Warp& warp,
                         const Comm& comm,
                         const uint64_t* flags,
                         uint32_t count,
                         uint64_t epoch,
                         const For& wait_for,
-                        Take take,
-                        Epoch... or_epoch) {
+                        Take take) {
     perturb(warp);
     uint32_t failures = 0;
     warp.strided(count, [&](uint32_t i) {
@@ -254,9 +273,7 @@ TK_DEVICE bool wait_all(Warp& warp,
         if constexpr (std::is_same_v<For, WaitFor>) waiting.slot = i;
         for (uint32_t spins = 0;;) {
             const uint64_t seen = look_at<kChannel>(flags + i);
-            if (is_wanted<kChannel>(seen, epoch) || (... || (flag_epoch(seen) == or_epoch))) {
-                return take(i, flag_value(seen));
-            }
+            if (is_wanted<kChannel>(seen, epoch)) return take(i, flag_value(seen));
             warp.relax(spins);
             if (failures ||
                 should_give_up(warp, comm, channel_number(kChannel), waiting, spins, epoch, seen, started)) {

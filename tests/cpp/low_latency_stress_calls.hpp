@@ -31,7 +31,7 @@ struct Input {
         for (float& w : topk_weights) w = weight(random);
         draw_tokens(random);
         if (plan.use_fp8) {
-            cast();
+            cast(plan.round_scale);
         } else {
             seen = x;
         }
@@ -77,7 +77,7 @@ private:
         }
     }
 
-    void cast() {
+    void cast(bool round_scale) {
         values.resize(x.size());
         scales.resize(x.size() / kScaleGroup);
         seen.resize(x.size());
@@ -85,8 +85,13 @@ private:
             const size_t first = group * kScaleGroup;
             float amax = 1e-4f;
             for (size_t i = first; i < first + kScaleGroup; ++i) amax = std::max(amax, std::fabs(host_float(x[i])));
-            const float factor = 448.0f / amax;
-            scales[group] = amax / 448.0f;
+            float factor = 448.0f / amax;
+            scales[group] = amax * (1.0f / 448.0f);
+            if (round_scale) {
+                const int exponent = static_cast<int>(std::ceil(std::log2(scales[group])));
+                factor = std::ldexp(1.0f, -exponent);
+                scales[group] = std::ldexp(1.0f, exponent);
+            }
             for (size_t i = first; i < first + kScaleGroup; ++i) {
                 values[i] = float_to_fp8(host_float(x[i]) * factor);
                 seen[i] = float_to_bfloat16(fp8_to_float(values[i]) * scales[group]);
@@ -114,7 +119,7 @@ inline std::vector<float> expert_scale(const MoeShape& shape) {
 struct CallLayout {
     uint64_t x, topk_idx, topk_weights;
     uint64_t outputs;  // from here on
-    uint64_t recv_x, recv_scales, src_info, layout_range, count, handle_epoch, expert_rows, out;
+    uint64_t recv_x, recv_scales, src_info, layout_range, count, handle, expert_rows, out;
     uint64_t bytes;
 
     explicit CallLayout(const MoeShape& shape) {
@@ -130,7 +135,7 @@ struct CallLayout {
         src_info = take(num_rows * sizeof(uint32_t));
         layout_range = take(uint64_t{shape.num_experts} * sizeof(int64_t));
         count = take(shape.num_local_experts() * sizeof(uint32_t));
-        handle_epoch = take(sizeof(uint64_t));
+        handle = take(sizeof(HandleWords));
         expert_rows = take(num_rows * shape.row_bytes());
         out = take(uint64_t{shape.max_tokens} * shape.row_bytes());
         bytes = cursor;
@@ -162,11 +167,13 @@ struct CallLayout {
         call.topk_idx = memory + topk_idx;
         call.x = memory + x;
         call.packed_recv_x = memory + recv_x;
-        call.packed_recv_scales = reinterpret_cast<float*>(memory + recv_scales);
+        call.round_scale = plan.round_scale;
+        call.use_ue8m0 = plan.use_ue8m0;
+        call.packed_recv_scales = memory + recv_scales;
         call.packed_recv_src_info = reinterpret_cast<uint32_t*>(memory + src_info);
         call.packed_recv_layout_range = reinterpret_cast<int64_t*>(memory + layout_range);
         call.packed_recv_count = reinterpret_cast<uint32_t*>(memory + count);
-        call.handle_epoch = reinterpret_cast<uint64_t*>(memory + handle_epoch);
+        call.handle = reinterpret_cast<HandleWords*>(memory + handle);
         call.expert_rows = memory + expert_rows;
         call.expert_scale = scale;
         call.topk_weights = reinterpret_cast<const float*>(memory + topk_weights);
@@ -269,13 +276,19 @@ private:
         const size_t first = size_t{token} * shape_.hidden;
         const void* sent = plan_.use_fp8 ? static_cast<const void*>(&input.values[first]) : &input.x[first];
         if (memcmp(values, sent, message_.values_bytes) != 0) return false;
-        const auto* scales = array<float>(layout_.recv_scales);
         for (uint32_t i = 0; i < message_.num_scales; ++i) {
-            // Column-major: all rows of an expert have their scale of a group side by side.
-            const size_t place = (size_t{local_expert} * message_.num_scales + i) * num_rows_ + row;
-            if (scales[place] != input.scales[size_t{token} * message_.num_scales + i]) return false;
+            if (scale(local_expert, row, i) != input.scales[size_t{token} * message_.num_scales + i]) return false;
         }
         return true;
+    }
+
+    // Column-major: all rows of an expert have their scale of a group side by side, or four exponents of one.
+    float scale(uint32_t local_expert, uint32_t row, uint32_t group) const {
+        const size_t first = size_t{local_expert} * message_.num_scales * num_rows_;
+        if (!plan_.use_ue8m0) return array<float>(layout_.recv_scales)[first + size_t{group} * num_rows_ + row];
+        const size_t word = first / 4 + size_t{group / 4} * num_rows_ + row;
+        const uint32_t exponent = array<uint32_t>(layout_.recv_scales)[word] >> group % 4 * 8 & 0xff;
+        return std::ldexp(1.0f, static_cast<int>(exponent) - 127);
     }
 
     bool wrong(const char* what, uint32_t a, uint32_t b) const {

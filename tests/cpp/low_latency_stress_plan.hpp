@@ -18,8 +18,9 @@ namespace tracekern {
 //   two_handles  two dispatches, one for each slot, then their combines, in either order
 //   dropped      two dispatches of one slot and no combine: only acknowledgements guard what the first sent
 //   overlapped   combine is sent, then the other slot's dispatch, and only then combine received
-enum class Pattern : uint32_t { fused, split, two_handles, dropped, overlapped };
-inline constexpr const char* kPatternNames[] = {"fused", "split", "two_handles", "dropped", "overlapped"};
+//   again        a handle is combined three times: only acknowledgements guard the results of the time before
+enum class Pattern : uint32_t { fused, split, two_handles, dropped, overlapped, again };
+inline constexpr const char* kPatternNames[] = {"fused", "split", "two_handles", "dropped", "overlapped", "again"};
 
 struct LowLatencyStress {
     LowLatencyConfig config;
@@ -68,6 +69,8 @@ struct CallPlan {
     uint32_t slot;
     bool use_fp8;
     bool has_long_ids;
+    bool round_scale;  // of fp8 calls
+    bool use_ue8m0;    // of those that round
 };
 
 struct Step {
@@ -94,7 +97,9 @@ struct Turn {
         const auto add_call = [&](uint32_t in_slot) {
             const auto number = iteration * kMaxCalls + static_cast<uint32_t>(turn.calls.size());
             const bool use_fp8 = options.config.shape.hidden % kScaleGroup == 0 && random() % 2;
-            turn.calls.push_back({number, number, in_slot, use_fp8, random() % 2 == 0});
+            const bool has_long_ids = random() % 2, round_scale = use_fp8 && random() % 2;
+            const bool use_ue8m0 = round_scale && options.config.shape.hidden % (4 * kScaleGroup) == 0 && random() % 2;
+            turn.calls.push_back({number, number, in_slot, use_fp8, has_long_ids, round_scale, use_ue8m0});
         };
         add_call(slot);
         if (pattern == Pattern::two_handles || pattern == Pattern::overlapped) add_call(1 - slot);
@@ -125,6 +130,16 @@ private:
                         add(call, {Stage::dispatch_send, Stage::dispatch_recv});
                     } else {
                         add(call, {Stage::dispatch});
+                    }
+                }
+                return;
+            case Pattern::again:
+                add(0, {Stage::dispatch, Stage::scale_experts, Stage::combine});
+                for (uint32_t i = 0; i < 2; ++i) {
+                    if (is_split) {
+                        add(0, {Stage::combine_send, Stage::combine_recv});
+                    } else {
+                        add(0, {Stage::combine});
                     }
                 }
                 return;

@@ -48,6 +48,8 @@ class Group:
         """Ranks that are threads of this process and share its GPU side by side: all, or only this one."""
         self.process_group = process_group
         """The gloo group; None for a single rank, or ranks known from the environment alone."""
+        self._global_ranks: list[int] | None = None
+        """What torch.distributed calls the ranks, where these are some of its ranks alone."""
 
     @classmethod
     def discover(cls) -> Group:
@@ -73,6 +75,31 @@ class Group:
                     process_group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo")
             return cls(rank, num_ranks, process_group)
         return cls(*rank_and_size())
+
+    @classmethod
+    def of(cls, group: Any) -> Group:
+        """Returns the Group of a torch ProcessGroup, made by its ranks together, or `group` itself. None: discover().
+
+        Raises:
+            BadInput: It is neither.
+            PeerLost: A peer has ended or is late.
+        """
+        if group is None:
+            return cls.discover()
+        dist = sys.modules.get("torch.distributed")
+        if dist is None or not isinstance(group, getattr(dist, "ProcessGroup", ())):
+            require_group(group)
+            return group  # type: ignore[no-any-return]
+        ranks = dist.get_process_group_ranks(group)
+        if len(ranks) == dist.get_world_size():
+            return cls.discover()
+        own = cls(dist.get_rank(group), len(ranks))
+        own._global_ranks = ranks
+        if own.num_ranks > 1:
+            timeout = timedelta(seconds=message_timeout_s())
+            with losing_peers(own.rank):
+                own.process_group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+        return own
 
     @property
     def is_connected(self) -> bool:
@@ -132,9 +159,13 @@ class Group:
         peers = [0] if self.rank else range(1, self.num_ranks)
         words = {peer: torch.zeros(1, dtype=torch.uint8) for peer in peers}
         for call in (dist.isend, dist.irecv) if self.rank else (dist.irecv, dist.isend):
-            for work in [call(word, peer, group=self.process_group) for peer, word in words.items()]:
+            for work in [call(word, self._place(peer), group=self.process_group) for peer, word in words.items()]:
                 if work is not None:  # never here: all ranks are in the group
                     work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+
+    def _place(self, rank: int) -> int:
+        """Returns what torch.distributed calls a rank."""
+        return rank if self._global_ranks is None else self._global_ranks[rank]
 
     def launch(self, stream: int, num_kernels: int, run: Callable[[int, int], None], timeout_s: float) -> None:
         """Launches kernels that wait for those of the other ranks.
@@ -206,10 +237,10 @@ class Group:
         import torch.distributed as dist
 
         with losing_peers(self.rank):
-            dist.send(torch.tensor([len(data)]).view(torch.uint8), receiver, group=self.process_group)
+            dist.send(torch.tensor([len(data)]).view(torch.uint8), self._place(receiver), group=self.process_group)
             for first in range(0, len(data), _CHUNK_BYTES):
                 chunk = np.frombuffer(data[first : first + _CHUNK_BYTES], np.uint8).copy()
-                dist.send(torch.from_numpy(chunk), receiver, group=self.process_group)
+                dist.send(torch.from_numpy(chunk), self._place(receiver), group=self.process_group)
 
     def receive_bytes(self, sender: int) -> Iterator[memoryview]:
         """Yields what a rank sends, in chunks. Raises PeerLost if it is gone."""
@@ -225,7 +256,7 @@ class Group:
 
         received = np.empty(num_bytes, np.uint8)
         with losing_peers(self.rank):
-            dist.recv(torch.from_numpy(received), sender, group=self.process_group)
+            dist.recv(torch.from_numpy(received), self._place(sender), group=self.process_group)
         return received
 
 

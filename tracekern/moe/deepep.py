@@ -1,7 +1,10 @@
-"""What calls with DeepEP's names and arguments share: their event, checks, and limits of a single call."""
+"""What calls with DeepEP's names and arguments share: their events, checks, and limits of a single call."""
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import check_timeout
@@ -19,10 +22,68 @@ ALIGNMENT = 16
 """Tensors begin at multiples of it: kernels move 16 bytes at a time."""
 
 
-class EventOverlap:
-    """What DeepEP returns for a call on a stream of its own. These calls run on the current stream: nothing to wait."""
+class EventHandle:
+    """What the current stream has come to when it is made. Without CUDA there is none: calls are over on return."""
 
-    def current_stream_wait(self) -> None: ...
+    def __init__(self) -> None:
+        import torch
+
+        self._event: torch.cuda.Event | None = None
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def current_stream_wait(self) -> None:
+        """Lets what is launched on the current stream from now on begin behind it."""
+        import torch
+
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+
+class EventOverlap:
+    """The end of a call on a stream of its own, async_finish=True. At the end of a `with` the current stream waits.
+
+    event: None for a call on the current stream, for which there is nothing to wait. extra_tensors: kept as long.
+    """
+
+    def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[torch.Tensor, ...] | None = None) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+
+    def current_stream_wait(self) -> None:
+        """Lets what is launched on the current stream from now on begin behind the call."""
+        if self.event is not None:
+            self.event.current_stream_wait()
+
+    def __enter__(self) -> EventOverlap:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.current_stream_wait()
+
+
+class OwnStream:
+    """The stream of calls with async_finish=True."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
+    @contextlib.contextmanager
+    def behind_current(self, tensors: Iterable[torch.Tensor | None]) -> Iterator[EventOverlap]:
+        """Launches what is launched inside behind the current stream, on another one. tensors: what that uses."""
+        import torch
+
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        overlap = EventOverlap()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield overlap
+            overlap.event = EventHandle()
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self._stream)  # its memory is not given away before
 
 
 def refuse_later(**arguments: object) -> None:
@@ -30,6 +91,19 @@ def refuse_later(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise BadInput(f"{name} is not supported yet; leave it out")
+
+
+_meaningless: set[str] = set()
+"""Arguments that were said to have no meaning here."""
+
+
+def say_meaningless(given: dict[str, bool]) -> None:
+    """Warns of arguments of DeepEP's hardware that were given, each once a process."""
+    names = [name for name, is_given in given.items() if is_given and name not in _meaningless]
+    if names:
+        _meaningless.update(names)
+        text = f"{', '.join(names)}: no meaning here, where ranks write to each other's memory; accepted"
+        warnings.warn(text, stacklevel=2)
 
 
 def check_flag(name: str, value: Any) -> None:

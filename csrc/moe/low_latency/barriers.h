@@ -28,6 +28,43 @@ TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
     TK_END(context.group().begin);
 }
 
+// One warp of each block calls it. True in that of the block that comes last: all warps of all blocks have read what
+// the kernel found in the slot, each before it came to begin_kernel()'s barrier.
+template <class Rec>
+TK_DEVICE bool all_have_begun(LowLatencyContext<Rec>& context) {
+    uint32_t* blocks_begun = &context.args.state->blocks_begun;
+    const uint32_t before = take_ticket<CommChannel::grid>(context.warp, blocks_begun);
+    if (before != context.warp.num_blocks - 1) return false;
+    context.warp.leader([&] { *blocks_begun = 0; });
+    return true;
+}
+
+// Tells all ranks that this rank's calls of the slot are over as far as combine `number` of the handle of `epoch`, or
+// its dispatch where that is 0, and waits until they are at each of them. All warps of a block share the peers; false:
+// one gave up. A flag only goes on, so what it says holds however far a peer has come since.
+template <class Rec>
+TK_DEVICE bool exchange_acks(LowLatencyContext<Rec>& context, uint64_t epoch, uint32_t number) {
+    constexpr auto kChannel = LowLatencyChannel::ack;
+    const LowLatencyArgs& args = context.args;
+    Warp& warp = context.warp;
+    const auto tell = [&](uint32_t peer) {
+        TK_SIGNAL(context.recorder, LowLatencyEvent::signal_ack, peer, number & kCombineMask);
+        signal<kChannel>(warp, args.ack(peer, context.comm.rank), epoch, number);
+    };
+    const auto wait_for_peer = [&](uint32_t peer) {
+        const auto wait_now = [&] {
+            const uint64_t* flag = args.ack(context.comm.rank, peer);
+            return wait_reached<kChannel>(warp, context.comm, flag, epoch, number, wait_for(context, peer));
+        };
+        if (record_wait<LowLatencyEvent::wait_ack>(context, wait_now, peer, number & kCombineMask).ok) return;
+        warp.leader([&] { context.shared().failed = 1; });
+    };
+    if (warp.block == 0) for_peers_of_warp(context, tell);
+    for_peers_of_warp(context, wait_for_peer);
+    warp.block_sync();
+    return context.shared().failed == 0;
+}
+
 // All warps of the block, or those of them that share its tokens.
 template <class Rec>
 TK_DEVICE void wait_token_warps([[maybe_unused]] LowLatencyContext<Rec>& context, const WarpGroup& warps) {
@@ -37,19 +74,22 @@ TK_DEVICE void wait_token_warps([[maybe_unused]] LowLatencyContext<Rec>& context
 
 // What all kernels but that of experts begin with: shared memory as zeros. False if some rank gave up, the same in all
 // warps of a block: what an earlier kernel of this rank waited for may never have come, and then nothing says that the
-// peers' buffers are free.
+// peers' buffers are free. number: of a combine.
 template <class Rec>
-TK_DEVICE bool begin_kernel(LowLatencyContext<Rec>& context) {
+TK_DEVICE bool begin_kernel(LowLatencyContext<Rec>& context, uint32_t number = 0) {
     Warp& warp = context.warp;
     LowLatencyShared& shared = context.shared();
     if (warp.warp == 0) {
         const WaitFor nobody{context.stage, context.comm.rank, 0};
         const bool gives_up = gives_up_with_others(warp, context.comm, channel_number(CommChannel::grid), nobody);
-        warp.leader([&] { shared.failed = gives_up; });
+        warp.leader([&] {
+            shared.failed = gives_up;
+            shared.number = number;
+        });
     }
-    constexpr uint32_t kNumWords = sizeof(LowLatencyShared) / sizeof(uint32_t);
+    constexpr uint32_t kNumSet = 2, kNumWords = sizeof(LowLatencyShared) / sizeof(uint32_t);
     auto* words = reinterpret_cast<uint32_t*>(&shared);
-    warp.block_strided(kNumWords - 1, [&](uint32_t i) { words[1 + i] = 0; });
+    warp.block_strided(kNumWords - kNumSet, [&](uint32_t i) { words[kNumSet + i] = 0; });
     warp.block_sync();
     return shared.failed == 0;
 }

@@ -54,11 +54,15 @@ inline LowLatencyCall make_low_latency_call(pybind11::kwargs given) {
     call.topk_idx = address("topk_idx");
     call.x = address("x");
     call.packed_recv_x = address("packed_recv_x");
-    call.packed_recv_scales = reinterpret_cast<float*>(address("packed_recv_scales"));
+    call.round_scale = take_option<bool>(given, "round_scale");
+    call.use_ue8m0 = take_option<bool>(given, "use_ue8m0");
+    call.packed_recv_scales = address("packed_recv_scales");
     call.packed_recv_src_info = reinterpret_cast<uint32_t*>(address("packed_recv_src_info"));
     call.packed_recv_layout_range = reinterpret_cast<int64_t*>(address("packed_recv_layout_range"));
     call.packed_recv_count = reinterpret_cast<uint32_t*>(address("packed_recv_count"));
-    call.handle_epoch = reinterpret_cast<uint64_t*>(address("handle_epoch"));
+    call.handle = reinterpret_cast<HandleWords*>(address("handle"));
+    call.recv_stats = reinterpret_cast<uint32_t*>(address("recv_stats"));
+    call.wait_ticks = reinterpret_cast<uint64_t*>(address("wait_ticks"));
     call.expert_rows = address("expert_rows");
     call.expert_scale = reinterpret_cast<const float*>(address("expert_scale"));
     call.topk_weights = reinterpret_cast<const float*>(address("topk_weights"));

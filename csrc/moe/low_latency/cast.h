@@ -37,16 +37,33 @@ TK_DEVICE Fp8Pack scaled_to_fp8(const Bf16Pack& pack, float factor) {
     return values;
 }
 
+// What values are multiplied by before they are cast, and what a receiver multiplies them by, with the bits of DeepEP.
+struct Fp8Scale {
+    float factor;
+    float scale;
+
+    // a: largest magnitude of a group. Rounded: the least power of two that is not below.
+    TK_DEVICE static Fp8Scale of(float a, bool is_rounded) {
+        const float scale = multiply_rn(a, 1 / kFp8Max);
+        if (!is_rounded) return {divide_rn(kFp8Max, a), scale};
+        const uint32_t bits = bits_as<uint32_t>(scale);
+        const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
+        const uint32_t opposite = exponent < 254 ? 254 - exponent : 0;  // of an infinity none
+        return {bits_as<float>(opposite << 23), bits_as<float>(exponent << 23)};
+    }
+};
+
 // The vectors of a token that one of several warps casts.
 struct CastShare {
     uint32_t index;
     uint32_t num_warps;
 };
 
-// Of each group of 128 values: a = max(amax, 1e-4), the scale is a / 448, the values are x * (448 / a). A lane casts 8
-// values, so that 16 lanes share a scale.
+// Of each group of 128 values: a = max(amax, 1e-4), the scale is a * (1 / 448), the values are x * (448 / a). A lane
+// casts 8 values, so that 16 lanes share a scale.
 template <bool kFp8>
-TK_DEVICE void cast_values(Warp& warp, char* message, const char* row, uint32_t hidden, CastShare share) {
+TK_DEVICE void cast_values(
+    Warp& warp, char* message, const char* row, uint32_t hidden, CastShare share, bool round_scale) {
     const MessageLayout layout = MessageLayout::of(hidden, kFp8);
     char* values = message + sizeof(MessageHeader);
     auto* scales = reinterpret_cast<float*>(values + layout.values_bytes);
@@ -63,9 +80,9 @@ TK_DEVICE void cast_values(Warp& warp, char* message, const char* row, uint32_t 
             warp.each_lane([&](int lane) {
                 if (place(lane) >= num_packs) return;
                 const float amax = bits_as<float>(largest[lane]);
-                const float a = amax < kMinAmax ? kMinAmax : amax;
-                reinterpret_cast<Fp8Pack*>(values)[place(lane)] = scaled_to_fp8(own[lane], divide_rn(kFp8Max, a));
-                if (place(lane) % kSharers == 0) scales[place(lane) / kSharers] = divide_rn(a, kFp8Max);
+                const Fp8Scale scale = Fp8Scale::of(amax < kMinAmax ? kMinAmax : amax, round_scale);
+                reinterpret_cast<Fp8Pack*>(values)[place(lane)] = scaled_to_fp8(own[lane], scale.factor);
+                if (place(lane) % kSharers == 0) scales[place(lane) / kSharers] = scale.scale;
             });
         } else {
             warp.each_lane([&](int lane) {
@@ -85,7 +102,7 @@ TK_DEVICE void cast_token(LowLatencyContext<Rec>& context, uint32_t token, CastS
     if (share.index == 0 && context.warp.is_leader()) {
         *reinterpret_cast<MessageHeader*>(message) = MessageHeader{token, {}};
     }
-    cast_values<kFp8>(context.warp, message, row, args.shape.hidden, share);
+    cast_values<kFp8>(context.warp, message, row, args.shape.hidden, share, args.call.round_scale);
 }
 
 }  // namespace tracekern

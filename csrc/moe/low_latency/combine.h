@@ -10,6 +10,7 @@
 // combine of e-2 must have ended before another one sends it results of e. It has: the other one's dispatch of e, which
 // came before, ended with that rank's counts of e, which that rank released behind its combine of e-2. Its dispatch
 // begins only when the receive of e-2 was launched, see handle.py. A combine that was never received has no reader.
+// Where a handle is combined again, with no dispatch in between, the ranks tell each other that the one before is over.
 //
 // A flag of e-2 that no token of this rank needs may be overwritten unseen. But a flag of every rank is awaited, tokens
 // or not: the slot's next dispatch relies on it.
@@ -50,8 +51,13 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
     }
     wait_sub_warps(context, count);
     if (context.sub_warp_id() != 0) return;
-    TK_SIGNAL(context.recorder, LowLatencyEvent::signal_results, to.rank, to.local_expert);
-    signal_peer<LowLatencyChannel::results>(context, to.rank, args.result_flag(to.rank, expert), count);
+    TK_SIGNAL(context.recorder,
+              LowLatencyEvent::signal_results,
+              to.rank,
+              to.local_expert,
+              context.shared().number & kCombineMask);
+    signal_peer<LowLatencyChannel::results>(
+        context, to.rank, args.result_flag(to.rank, expert), context.shared().number);
     TK_END(count);
 }
 
@@ -77,16 +83,25 @@ TK_DEVICE bool wait_results(LowLatencyContext<Rec>& context, const PerLane<uint3
         return ExpertPair::of(chosen, args.shape.num_local_experts());
     };
     const auto flag_of = [&](int lane) { return args.result_flag(context.comm.rank, expert[lane]); };
+    const auto least_of = [&](int) { return context.shared().number; };
     ExpertPair of = pair_of(lanes);
-    TK_WAIT(context.recorder, LowLatencyEvent::wait_results, of.rank, of.local_expert);
+    TK_WAIT(context.recorder,
+            LowLatencyEvent::wait_results,
+            of.rank,
+            of.local_expert,
+            context.shared().number & kCombineMask);
+    const WaitStatistic statistic(args);
     while (lanes) {
         of = pair_of(lanes);
-        const uint32_t came = wait_any<LowLatencyChannel::results>(
-            context.warp, context.comm, lanes, flag_of, context.epoch, wait_for(context, of.rank, of.local_expert));
+        const WaitFor whom = wait_for(context, of.rank, of.local_expert);
+        const uint32_t came = wait_until_any<LowLatencyChannel::results, Scope::ranks>(
+                                  context.warp, context.comm, lanes, flag_of, context.epoch, least_of, whom)
+                                  .lanes;
         if (!came) break;
         of = pair_of(came);
         lanes &= ~came;
     }
+    statistic.add(context.warp, of.rank);
     TK_END_IF(lanes == 0, of.rank, of.local_expert);
     return lanes == 0;
 }
@@ -127,26 +142,40 @@ TK_DEVICE void reduce_token(LowLatencyContext<Rec>& context, uint32_t token, con
 }
 
 // Waits for a flag of each rank, which says that its dispatch is over. Blocks share the ranks from the last one on:
-// with few tokens it has none. One warp of a block does so while another one waits for the block's token.
+// with few tokens it has none. The last warp of a block does so while the first
+// one waits for the block's token.
 template <class Rec>
 TK_DEVICE void wait_ranks(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    if (warp.warp != warp.num_warps - 1) return;
     for (uint32_t rank = warp.num_blocks - 1 - warp.block; rank < args.shape.num_ranks; rank += warp.num_blocks) {
         const uint64_t* flag = args.result_flag(context.comm.rank, rank * args.shape.num_local_experts());
-        traced_wait<LowLatencyChannel::any_result, LowLatencyEvent::wait_rank>(context, flag, rank, 0u);
+        const auto wait_now = [&] {
+            return wait_reached<LowLatencyChannel::any_result>(
+                warp, context.comm, flag, context.epoch, context.shared().number, wait_for(context, rank, 0u));
+        };
+        record_wait<LowLatencyEvent::wait_rank>(context, wait_now, rank, 0u, context.shared().number & kCombineMask);
     }
+}
+
+// Takes down in the slot that the handle's combine is received.
+template <class Rec>
+TK_DEVICE void note_combine(LowLatencyContext<Rec>& context) {
+    if (!all_have_begun(context)) return;
+    context.warp.leader([&] {
+        context.args.slot().combined.word = context.epoch;
+        context.args.slot().num_combines.word = context.shared().number;
+    });
 }
 
 template <class Rec>
 TK_DEVICE void combine_recv(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    if (warp.block == 0 && warp.warp == 0) {
-        warp.leader([&] { args.state->slots[args.call.slot].combined.word = context.epoch; });
+    if (warp.warp == warp.num_warps - 1) {
+        note_combine(context);
+        wait_ranks(context);
     }
-    wait_ranks(context);
     auto* lists = reinterpret_cast<ResultList*>(&context.shared() + 1);
     const WarpGroup all_warps{1, warp.num_warps, warp, context.shared().arrivals};
     uint32_t turn = 0;
@@ -162,9 +191,12 @@ TK_DEVICE void combine_recv(LowLatencyContext<Rec>& context) {
 
 // ---- the kernels ----
 
+// Programs look for the name in what a profiler shows, which is that of the type.
+namespace low_latency_combine {
+
 // Send, receive, or both in one launch.
 template <LowLatencyStage kOwnStage>
-struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
+struct Kernel : LowLatencyKernel<kOwnStage> {
     static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
     static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
 
@@ -172,15 +204,27 @@ struct LowLatencyCombine : LowLatencyKernel<kOwnStage> {
         return sizeof(LowLatencyShared) + (kReceives ? kNumResultLists * sizeof(ResultList) : 0);
     }
 
+    // A send is the first of its handle, or comes behind the one that was received last.
+    TK_DEVICE static uint32_t number_of(const LowLatencyArgs& args, uint64_t epoch) {
+        if (!kSends) return static_cast<uint32_t>(args.call.handle->num_combines);
+        const LowLatencySlot& slot = args.slot();
+        return slot.combined.word == epoch ? static_cast<uint32_t>(slot.num_combines.word) + 1 : 1;
+    }
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        const uint64_t epoch = *args.call.handle_epoch;
+        const uint64_t epoch = args.call.handle->epoch;
+        const uint32_t number = number_of(args, epoch);
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
         const int64_t range = kSends ? rows_to_send(context) : 0;  // under way while the block begins
-        if (!begin_kernel(context)) return;
+        if (!begin_kernel(context, number)) return;
+        if (kSends && number > 1 && !exchange_acks(context, epoch, number - 1)) return;
+        if (kSends && warp.block == 0 && warp.warp == 0) warp.leader([&] { args.call.handle->num_combines = number; });
         if constexpr (kSends) combine_send(context, range);
         if constexpr (kReceives) combine_recv(context);
     }
 };
+
+}  // namespace low_latency_combine
 
 }  // namespace tracekern

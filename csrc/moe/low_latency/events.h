@@ -3,43 +3,45 @@
 // receive buffer of its (local expert, source rank) pair. At `wait_group` sub-warps meet for the rows that the second
 // one has claimed, `begin` is the first; where they, or the warps of a token, share work it is `wait_sub_warps`. A
 // `wait_results` is for all results of a token: it begins with the first of them and ends with the one that came last.
-// `wait_rank` is for the results of a rank's first expert, whoever needs them. Dispatch acknowledgements are of handles
-// that were dropped.
+// `wait_rank` is for the results of a rank's first expert, whoever needs them. `combine` counts those of a handle, from
+// 1; an acknowledgement is of that one, 0 of a dispatch whose handle was dropped.
 #pragma once
 
 #include "comm/mutation.h"
 #include "trace/events.h"
 
 // clang-format off
-#define TK_LOW_LATENCY_EVENTS(EVENT)                                                                                                                     \
-    EVENT(cast_token,          work,   issue,      "",                                 "token:16",                            "")                        \
-    EVENT(send_message,        work,   issue,      "",                                 "peer:10 expert:13 slot:16",           "token:16")                \
-    EVENT(wait_sends,          wait,   completion, "",                                 "expert:13",                           "")                        \
-    EVENT(signal_count,        signal, completion, "count data local_expert",          "peer:10 local_expert:13",             "tokens:16")               \
-    EVENT(wait_count,          wait,   completion, "count data local_expert",          "peer:10 local_expert:13",             "tokens:16")               \
-    EVENT(wait_group,          wait,   completion, "rows group src_rank local_expert", "src_rank:10 local_expert:13",         "begin:22")                \
-    EVENT(wait_sub_warps,      wait,   completion, "sub_warps group barrier",          "barrier:4",                           "")                        \
-    EVENT(copy_token,          work,   issue,      "",                                 "src_rank:10 local_expert:13 slot:16", "token:16")                \
-    EVENT(scale_token,         work,   issue,      "",                                 "local_expert:13 row:22",              "")                        \
-    EVENT(dequantise_token,    work,   issue,      "",                                 "local_expert:13 row:22",              "")                        \
-    EVENT(send_result,         work,   issue,      "",                                 "peer:10 local_expert:13",             "token:16")                \
-    EVENT(signal_results,      signal, completion, "results data local_expert",        "peer:10 local_expert:13",             "tokens:16")               \
-    EVENT(wait_results,        wait,   completion, "results data local_expert",        "peer:10 local_expert:13",             "peer:10 local_expert:13") \
-    EVENT(wait_rank,           wait,   completion, "results data local_expert",        "peer:10 local_expert:13",             "")                        \
-    EVENT(reduce_token,        work,   issue,      "",                                 "token:16",                            "")                        \
-    EVENT(signal_dispatch_ack, signal, completion, "dispatch_ack data",                "peer:10",                             "")                        \
-    EVENT(wait_dispatch_ack,   wait,   completion, "dispatch_ack data",                "peer:10",                             "")
+#define TK_LOW_LATENCY_EVENTS(EVENT)                                                                                                                   \
+    EVENT(cast_token,       work,   issue,      "",                                  "token:16",                            "")                        \
+    EVENT(send_message,     work,   issue,      "",                                  "peer:10 expert:13 slot:16",           "token:16")                \
+    EVENT(wait_sends,       wait,   completion, "",                                  "expert:13",                           "")                        \
+    EVENT(signal_count,     signal, completion, "count data local_expert",           "peer:10 local_expert:13",             "tokens:16")               \
+    EVENT(wait_count,       wait,   completion, "count data local_expert",           "peer:10 local_expert:13",             "tokens:16")               \
+    EVENT(wait_group,       wait,   completion, "rows group src_rank local_expert",  "src_rank:10 local_expert:13",         "begin:22")                \
+    EVENT(wait_sub_warps,   wait,   completion, "sub_warps group barrier",           "barrier:4",                           "")                        \
+    EVENT(copy_token,       work,   issue,      "",                                  "src_rank:10 local_expert:13 slot:16", "token:16")                \
+    EVENT(scale_token,      work,   issue,      "",                                  "local_expert:13 row:22",              "")                        \
+    EVENT(dequantise_token, work,   issue,      "",                                  "local_expert:13 row:22",              "")                        \
+    EVENT(send_result,      work,   issue,      "",                                  "peer:10 local_expert:13",             "token:16")                \
+    EVENT(signal_results,   signal, completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "tokens:16")               \
+    EVENT(wait_results,     wait,   completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "peer:10 local_expert:13") \
+    EVENT(wait_rank,        wait,   completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "")                        \
+    EVENT(reduce_token,     work,   issue,      "",                                  "token:16",                            "")                        \
+    EVENT(signal_ack,       signal, completion, "ack data combine",                  "peer:10 combine:8",                   "")                        \
+    EVENT(wait_ack,         wait,   completion, "ack data combine",                  "peer:10 combine:8",                   "")
 // clang-format on
 TK_DEFINE_EVENTS(LowLatencyEvent, TK_LOW_LATENCY_EVENTS)
 
 namespace tracekern {
 
+constexpr uint32_t kCombineMask = 0xff;  // what events keep of a combine's number
+
 // The last warp of a block that sends counts tokens, the others cast and send them; those of dispatch then receive.
 enum class LowLatencyRole : uint32_t { count, dispatch, scale, dequantise, combine };
 inline constexpr const char* kLowLatencyRoleNames[] = {"count", "dispatch", "scale", "dequantise", "combine"};
 
-enum class LowLatencyChannel : uint32_t { sends = kFirstOwnChannel, count, results, any_result, dispatch_ack };
-inline constexpr const char* kLowLatencyChannelNames[] = {"sends", "count", "results", "any_result", "dispatch_ack"};
+enum class LowLatencyChannel : uint32_t { sends = kFirstOwnChannel, count, results, any_result, ack };
+inline constexpr const char* kLowLatencyChannelNames[] = {"sends", "count", "results", "any_result", "ack"};
 
 enum class LowLatencyStage : uint32_t {
     dispatch,

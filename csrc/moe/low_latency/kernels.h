@@ -9,13 +9,13 @@
 namespace tracekern {
 
 template <bool kFp8, class... More>
-using LowLatencyKernels = KernelList<LowLatencyDispatch<LowLatencyStage::dispatch, kFp8>,
-                                     LowLatencyDispatch<LowLatencyStage::dispatch_send, kFp8>,
-                                     LowLatencyDispatch<LowLatencyStage::dispatch_recv, kFp8>,
+using LowLatencyKernels = KernelList<low_latency_dispatch::Kernel<LowLatencyStage::dispatch, kFp8>,
+                                     low_latency_dispatch::Kernel<LowLatencyStage::dispatch_send, kFp8>,
+                                     low_latency_dispatch::Kernel<LowLatencyStage::dispatch_recv, kFp8>,
                                      LowLatencyExpertRows<LowLatencyStage::scale_experts, kFp8>,
-                                     LowLatencyCombine<LowLatencyStage::combine>,
-                                     LowLatencyCombine<LowLatencyStage::combine_send>,
-                                     LowLatencyCombine<LowLatencyStage::combine_recv>,
+                                     low_latency_combine::Kernel<LowLatencyStage::combine>,
+                                     low_latency_combine::Kernel<LowLatencyStage::combine_send>,
+                                     low_latency_combine::Kernel<LowLatencyStage::combine_recv>,
                                      More...>;
 using LowLatencyBf16Kernels = LowLatencyKernels<false>;
 using LowLatencyFp8Kernels = LowLatencyKernels<true, LowLatencyExpertRows<LowLatencyStage::dequantise, true>>;

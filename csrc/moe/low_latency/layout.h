@@ -41,9 +41,9 @@ static_assert(MessageLayout::of(7168, true).bytes == 7408 && MessageLayout::of(7
 
 // Offsets in the symmetric heap. All is there once for each slot but rdma_x, which no peer writes to.
 struct LowLatencyLayout {
-    uint64_t count_flags;    // u64 [slot][local expert][rank]  written by rank: how many tokens it sent
-    uint64_t result_flags;   // u64 [slot][expert]              written by its rank: its results are there
-    uint64_t dispatch_acks;  // u64 [slot][rank]                written by rank: its dispatch is over, and was dropped
+    uint64_t count_flags;   // u64 [slot][local expert][rank]  written by rank: how many tokens it sent
+    uint64_t result_flags;  // u64 [slot][expert]              written by its rank: its results are there
+    uint64_t acks;          // u64 [slot][rank]                written by rank: how far its calls of the slot are over
     uint64_t flags_end;
     uint64_t rdma_x;          // [token] message
     uint64_t rdma_recv_x;     // [slot][local expert][rank][token slot] message
@@ -68,7 +68,7 @@ struct LowLatencyLayout {
         const auto take_flags = [&](uint64_t count) { return take(kNumSlots * count * sizeof(uint64_t)); };
         layout.count_flags = take_flags(pairs);
         layout.result_flags = take_flags(pairs);
-        layout.dispatch_acks = take_flags(shape.num_ranks);
+        layout.acks = take_flags(shape.num_ranks);
         layout.flags_end = cursor;
         layout.pair_bytes = shape.max_tokens * message_bytes;
         layout.recv_bytes = pairs * layout.pair_bytes;
@@ -92,12 +92,19 @@ struct BadChoice {
 
 // What a rank keeps of each slot from call to call, in memory that no peer touches.
 struct LowLatencySlot {
-    LineWord dispatched;  // last epoch of a dispatch that took this slot
-    LineWord combined;    // last epoch of a combine of this slot whose receive began
+    LineWord dispatched;    // last epoch of a dispatch that took this slot
+    LineWord combined;      // last epoch of a combine of this slot whose receive began
+    LineWord num_combines;  // of that epoch
 };
 struct LowLatencyState {
     LowLatencySlot slots[kNumSlots];
-    uint32_t blocks_begun;  // of the dispatch that is under way
+    uint32_t blocks_begun;  // of the kernel that is under way
+};
+
+// On the device, for each handle.
+struct HandleWords {
+    uint64_t epoch;
+    uint64_t num_combines;  // that were sent
 };
 
 // The tensors of a dispatch and of the combine that belongs to it, row-major. A rank's rows are num_ranks * max_tokens.
@@ -107,14 +114,18 @@ struct LowLatencyCall {
     uint32_t topk;
     uint32_t has_long_ids;              // topk_idx is of int64, else of int32
     uint32_t records_idle;              // warps with nothing to do record how they wait for the others
+    uint32_t round_scale;               // scales of fp8 are powers of two
+    uint32_t use_ue8m0;                 // and received as their exponents
     const void* topk_idx;               // [token][topk], -1: no expert
     const char* x;                      // [token][hidden] bf16
     char* packed_recv_x;                // [local expert][row][hidden] fp8 or bf16
-    float* packed_recv_scales;          // [local expert][hidden / 128][row]: column-major
+    char* packed_recv_scales;           // [local expert][hidden / 128][row] float, or [..][hidden / 512][row][4] ue8m0
     uint32_t* packed_recv_src_info;     // [local expert][row] token
     int64_t* packed_recv_layout_range;  // [local expert][rank] pack2(count, begin)
     uint32_t* packed_recv_count;        // [local expert]
-    uint64_t* handle_epoch;             // word of the handle: what send took, and all later kernels of the handle read
+    HandleWords* handle;                // what sends took, and all later kernels of the handle read
+    uint32_t* recv_stats;               // [local expert] grows by the tokens that came; none: null
+    uint64_t* wait_ticks;               // [rank] grows by how long warps waited for its flags; none: null
     char* expert_rows;                  // [local expert][row][hidden] bf16: what experts made of packed_recv_x
     const float* expert_scale;          // [expert], for the stand-in of experts
     const float* topk_weights;          // [token][topk]
@@ -144,9 +155,10 @@ struct LowLatencyArgs {
     TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t expert) const {
         return flag(layout.result_flags, at_rank, expert);
     }
-    TK_DEVICE uint64_t* dispatch_ack(uint32_t at_rank, uint32_t of_rank) const {
-        return comm.at<uint64_t>(at_rank, layout.dispatch_acks) + call.slot * shape.num_ranks + of_rank;
+    TK_DEVICE uint64_t* ack(uint32_t at_rank, uint32_t of_rank) const {
+        return comm.at<uint64_t>(at_rank, layout.acks) + call.slot * shape.num_ranks + of_rank;
     }
+    TK_DEVICE LowLatencySlot& slot() const { return state->slots[call.slot]; }
     TK_DEVICE char* own_message(uint32_t token, uint32_t message_bytes) const {
         return comm.at<char>(comm.rank, layout.rdma_x) + uint64_t{token} * message_bytes;
     }
@@ -164,9 +176,23 @@ struct LowLatencyArgs {
     TK_DEVICE uint64_t packed_row(uint32_t local_expert, uint32_t row) const {
         return uint64_t{local_expert} * rows_per_expert() + row;
     }
-    // [hidden / 128][row]
-    TK_DEVICE float* scale_columns(uint32_t local_expert) const {
-        return call.packed_recv_scales + uint64_t{local_expert} * (shape.hidden / kScaleGroup) * rows_per_expert();
+    // The scale of a group of 128 values of a row. Exponents lie four and four in a word.
+    TK_DEVICE uint64_t scale_index(uint32_t local_expert, uint32_t row, uint32_t group) const {
+        const uint64_t first = uint64_t{local_expert} * (shape.hidden / kScaleGroup) * rows_per_expert();
+        if (!call.use_ue8m0) return first + uint64_t{group} * rows_per_expert() + row;
+        return first + (uint64_t{group / 4} * rows_per_expert() + row) * 4 + group % 4;
+    }
+    TK_DEVICE void put_scale(uint64_t index, float scale) const {
+        if (call.use_ue8m0) {
+            reinterpret_cast<uint8_t*>(call.packed_recv_scales)[index] =
+                static_cast<uint8_t>(bits_as<uint32_t>(scale) >> 23);
+        } else {
+            reinterpret_cast<float*>(call.packed_recv_scales)[index] = scale;
+        }
+    }
+    TK_DEVICE float get_scale(uint64_t index) const {
+        if (!call.use_ue8m0) return reinterpret_cast<const float*>(call.packed_recv_scales)[index];
+        return bits_as<float>(uint32_t{reinterpret_cast<const uint8_t*>(call.packed_recv_scales)[index]} << 23);
     }
     TK_DEVICE uint32_t* slot_counter(uint32_t expert) const {
         return atomic_counter_per_expert + call.slot * shape.num_experts + expert;
@@ -200,7 +226,8 @@ struct alignas(16) LowLatencyShared {
         uint32_t count;     // tokens that came
         uint32_t begin;     // their first row
     };
-    uint32_t failed;                            // first: see begin_kernel()
+    uint32_t failed;                            // this one and the next first: see begin_kernel()
+    uint32_t number;                            // of a combine among those of its handle, from 1
     uint32_t arrivals[kMaxGroupsPerBlock + 1];  // of WarpGroups: the warps that share tokens, and each warp group
     Group groups[kMaxGroupsPerBlock];
 };

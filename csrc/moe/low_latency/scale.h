@@ -27,13 +27,12 @@ TK_DEVICE Bf16Pack dequantised(const char* row, uint32_t pack, float scale) {
 template <bool kFp8>
 TK_DEVICE void scale_row(Warp& warp, const LowLatencyArgs& args, uint32_t local_expert, uint32_t row, Expert expert) {
     const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
-    const uint64_t num_rows = args.rows_per_expert();
     const uint64_t packed = args.packed_row(local_expert, row);
     const char* from = args.call.packed_recv_x + packed * layout.values_bytes;
-    const float* column = args.call.packed_recv_scales + local_expert * layout.num_scales * num_rows + row;
     auto* to = reinterpret_cast<Bf16Pack*>(args.call.expert_rows + packed * args.shape.row_bytes());
     warp.strided_rolled(args.shape.hidden / 8, [&](uint32_t pack) {
-        const float scale = kFp8 ? column[pack / (kScaleGroup / 8) * num_rows] : 1.0f;
+        const uint32_t group = pack / (kScaleGroup / 8);
+        const float scale = kFp8 ? args.get_scale(args.scale_index(local_expert, row, group)) : 1.0f;
         to[pack] = expert(dequantised<kFp8>(from, pack, scale));
     });
 }
@@ -46,7 +45,7 @@ struct LowLatencyExpertRows : LowLatencyKernel<kOwnStage> {
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, kRole, *args.call.handle_epoch);
+        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, kRole, args.call.handle->epoch);
         const Experts experts{args.call.expert_scale};
         // The warps take turns at the rows of all experts, one expert after the other: `next` is this warp's next one,
         // counted from the first of an expert.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tracekern.moe.deepep import EventHandle, EventOverlap
 from tracekern.moe.family import Family, Option
 from tracekern.moe.low_latency.buffer import Buffer
+from tracekern.moe.low_latency.handle import Handle
 from tracekern.moe.low_latency.pipeline import (
     DISPATCH_DTYPES,
     LowLatencyPipeline,
@@ -12,7 +14,7 @@ from tracekern.moe.low_latency.pipeline import (
 )
 from tracekern.moe.low_latency.reference import low_latency_reference
 
-__all__ = ["FAMILY", "Buffer"]
+__all__ = ["FAMILY", "Buffer", "EventHandle", "EventOverlap", "Handle"]
 
 FAMILY = Family(
     name="low_latency",

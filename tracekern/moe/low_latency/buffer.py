@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group, message_timeout_s, require_group
+from tracekern.comm.group import Group, message_timeout_s
 from tracekern.errors import BadInput
 from tracekern.formatting import count
-from tracekern.moe.deepep import EventOverlap, Limits, check_flag, check_start, refuse_later
+from tracekern.moe.deepep import (
+    EventHandle,
+    EventOverlap,
+    Limits,
+    OwnStream,
+    check_flag,
+    check_start,
+    refuse_later,
+)
 from tracekern.moe.experts import Experts
 from tracekern.moe.launches import check_capture
 from tracekern.moe.low_latency.checks import (
+    DEFAULT_QPS,
     bad_choice,
+    check_asynchronous,
+    check_casting,
     check_combine,
     check_dispatch,
     check_experts,
     check_making,
+    check_statistics,
 )
 from tracekern.moe.low_latency.handle import Dispatched, Handle, Slots
 from tracekern.moe.low_latency.kernels import Kernels
@@ -57,49 +69,57 @@ class Buffer:
 
     def __init__(
         self,
-        group: Group | None = None,
+        group: Group | torch.distributed.ProcessGroup | None = None,
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
-        low_latency_mode: bool = True,
-        num_qps_per_rank: int = 1,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = DEFAULT_QPS,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
         *,
-        backend: str = "cuda",
+        backend: str = "auto",
         timeout_s: float = 10.0,
         on_timeout: str = "raise",
         num_sms: int = 0,
         num_max_warp_groups: int = 0,
         executor: str = "fibers",
     ) -> None:
-        """num_rdma_bytes: of each rank's part of the symmetric heap, see get_low_latency_rdma_size_hint().
+        """num_rdma_bytes: of a rank's part of the symmetric heap, see get_low_latency_rdma_size_hint(). Collective.
 
-        group: default the ranks of torch.distributed. num_qps_per_rank: taken for DeepEP's sake; there is no network.
-        timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". num_sms: SMs that kernels fill,
-        num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). Collective. Raises BadInput.
+        group: torch's or ours; default the ranks of torch.distributed. low_latency_mode to explicitly_destroy: taken
+        for DeepEP's sake; there is no network. enable_shrink, comm: not here. timeout_s, on_timeout: see
+        Communicator.set_timeout(). backend: "cpu", "cuda" or "auto". num_sms: SMs that kernels fill,
+        num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). Raises BadInput.
         """
-        self.group = Group.discover() if group is None else group
-        require_group(self.group)
+        self.group = Group.of(group)
         self.rank, self.group_size = self.group.rank, self.group.num_ranks
-        sizes = {
+        given = {
             "num_nvl_bytes": num_nvl_bytes,
             "num_rdma_bytes": num_rdma_bytes,
             "num_qps_per_rank": num_qps_per_rank,
             "num_sms": num_sms,
             "num_max_warp_groups": num_max_warp_groups,
+            "low_latency_mode": low_latency_mode,
+            "allow_nvlink_for_low_latency_mode": allow_nvlink_for_low_latency_mode,
+            "allow_mnnvl": allow_mnnvl,
+            "explicitly_destroy": explicitly_destroy,
         }
-        self.group.agree("Buffer()", lambda: check_making(sizes, low_latency_mode, executor))
-        self.num_rdma_bytes, self.num_qps_per_rank = num_rdma_bytes, num_qps_per_rank
-        self.comm = Communicator(
-            self.group, num_rdma_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_rdma_bytes
-        )
+        self.group.agree("Buffer()", lambda: check_making(given, enable_shrink, comm, executor))
+        self.num_rdma_bytes = num_rdma_bytes
+        making = timeout_s, _choose_backend(backend), on_timeout
+        self.comm = Communicator(self.group, num_rdma_bytes, *making, reserved_bytes=num_rdma_bytes)
         self._limits = timeout_s, on_timeout
         self._first_stage = self.comm.add_kernels(
             FACTS.stages, FACTS.channels, FAULT_SLOTS, values=FAULT_VALUES, first_epoch=_C.first_epoch
         )
         self._grid = num_sms, num_max_warp_groups
-        self._executor = {"executor": executor} if backend == "cpu" else {}
+        self._executor = {"executor": executor} if self.comm.device.backend == "cpu" else {}
         self._layout: Layout | None = None
-        self._known_calls: set[tuple[bool, int]] = set()
-        """use_fp8 and top-k of calls on which all ranks have agreed."""
+        self._known_calls: set[tuple[Any, ...]] = set()
+        self._own_stream = OwnStream()
         self._slots = Slots()
         self._generation = 0
         self._is_destroyed = False
@@ -143,37 +163,40 @@ class Buffer:
         of that in float8_e4m3fn and its scales, [.., .., hidden / 128] fp32, column-major. The first recv_count[i]
         rows of expert i are filled; the handle's packed_recv_layout_range says which are from which rank.
 
-        return_recv_hook: only sends; hook() receives. timeout_s, on_timeout: of this call. Raises BadInput, and
-        CommTimeout if a peer does not arrive.
+        round_scale: scales are powers of two. use_ue8m0: of which the exponents come, [.., .., hidden / 512] int32.
+        cumulative_local_expert_recv_stats: [num_local_experts] int32, to which the tokens that came are added;
+        dispatch_wait_recv_cost_stats: [num_ranks] int64, to which the ns are that warps waited for a rank's counts.
+        async_finish: runs on a stream of its own; event.current_stream_wait() waits. return_recv_hook: only sends;
+        hook() receives. timeout_s, on_timeout: of this call. Raises BadInput, and CommTimeout if a peer does not come.
         """
+        casting = bool(use_fp8 and round_scale), bool(use_fp8 and use_ue8m0)
 
         def check() -> Layout:
-            refuse_later(
-                cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
-                round_scale=round_scale,
-                use_ue8m0=use_ue8m0,
-                async_finish=async_finish,
-            )
-            check_flag("use_fp8", use_fp8)
+            check_casting(use_fp8, round_scale, use_ue8m0)
+            check_asynchronous(async_finish, return_recv_hook)
             self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
             require_tensor("x", x)
             hidden = int(x.shape[-1]) if x.ndim else 0
             layout = Layout.of(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
-            check_dispatch(self.comm, layout, self._shape_for(layout), x, topk_idx, use_fp8)
+            check_dispatch(self.comm, layout, self._shape_for(layout), x, topk_idx, use_fp8, casting[1])
+            self._check_statistics(cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, layout)
             self._slots.require_free(self.comm.board.num_calls)
             return layout
 
         with self._one_call("low_latency_dispatch"):
-            layout = self._check_on_all("low_latency_dispatch", use_fp8, topk_idx, check, timeout_s)
-            dispatched = self._make_dispatched(layout, x, topk_idx, use_fp8)
+            layout = self._check_on_all("low_latency_dispatch", (use_fp8, *casting), topk_idx, check, timeout_s)
+            dispatched = self._make_dispatched(layout, x, topk_idx, use_fp8, *casting)
+            dispatched.tensors |= {
+                "recv_stats": cumulative_local_expert_recv_stats,
+                "wait_ticks": dispatch_wait_recv_cost_stats,
+            }
             limits = self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
-            hook = self._start_dispatch(dispatched, return_recv_hook, capture, limits)
+            with self._on_stream(async_finish, dispatched) as event:
+                hook = self._start_dispatch(dispatched, return_recv_hook, capture, limits)
         tensor, scales = dispatched.tensor, dispatched.tensors["packed_recv_scales"]
         recv_x = tensor("packed_recv_x")
         received = recv_x if scales is None else (recv_x, scales.transpose(1, 2))
-        handle = Handle.of(dispatched, tensor("packed_recv_src_info"), tensor("packed_recv_layout_range"))
-        return received, tensor("packed_recv_count"), handle, EventOverlap(), hook
+        return received, tensor("packed_recv_count"), Handle.of(dispatched), event, hook
 
     def low_latency_combine(
         self,
@@ -195,27 +218,44 @@ class Buffer:
         """Sends what experts made of recv_x back, and adds up each token's results. Returns (combined_x, event, hook).
 
         x: bf16, shaped like recv_x. topk_idx as in dispatch. topk_weights: [num_tokens, topk] fp32. handle: of the
-        dispatch; it cannot be used again. combined_x: [num_tokens, hidden] bf16, `out` if given; the sum is in fp32, in
-        the order of the choices. The rest: see low_latency_dispatch().
+        dispatch, until a later one takes its slot; it may be combined again. zero_copy: not x is sent, but what
+        get_next_low_latency_combine_buffer() returned. combined_x: [num_tokens, hidden] bf16, `out` if given; the sum
+        is in fp32, in the order of the choices. combine_wait_recv_cost_stats: [num_ranks] int64, to which the ns are
+        added that warps waited for results, of the rank that came last. The rest: see low_latency_dispatch().
         """
         import torch
 
         with self._one_call("low_latency_combine"):
-            refuse_later(
-                use_logfmt=use_logfmt,
-                zero_copy=zero_copy,
-                async_finish=async_finish,
-                combine_wait_recv_cost_stats=combine_wait_recv_cost_stats,
-            )
+            refuse_later(use_logfmt=use_logfmt)
+            check_flag("zero_copy", zero_copy)
+            check_asynchronous(async_finish, return_recv_hook)
             limits = self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
             dispatched = self._check_handle(handle)
             check_combine(self.comm, dispatched, x, topk_idx, topk_weights, out)
+            self._check_statistics(None, combine_wait_recv_cost_stats, dispatched.layout)
+            if zero_copy:
+                x = self._combine_buffer(dispatched)
             if out is None:
                 size = (dispatched.num_tokens, dispatched.layout.hidden)
                 out = torch.empty(size, dtype=torch.bfloat16, device=x.device)
             dispatched.tensors |= {"expert_rows": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}
-            hook = self._start("combine", dispatched, return_recv_hook, capture, limits, self._slots.note_combine)
-        return out, EventOverlap(), hook
+            dispatched.tensors["wait_ticks"] = combine_wait_recv_cost_stats
+            with self._on_stream(async_finish, dispatched) as event:
+                hook = self._start("combine", dispatched, return_recv_hook, capture, limits, self._slots.note_combine)
+        return out, event, hook
+
+    def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
+        """Returns what a combine of the handle with zero_copy=True sends: bf16, shaped like recv_x, the same each time.
+
+        Raises BadInput.
+        """
+        with self._one_call("get_next_low_latency_combine_buffer"):
+            return self._combine_buffer(self._check_handle(handle))
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """Returns what the current stream has come to."""
+        return EventOverlap(EventHandle())
 
     def apply_experts(
         self,
@@ -295,21 +335,33 @@ class Buffer:
         check_flag("return_recv_hook", with_hook)
         return check_start(self._limits, capture, timeout_s, on_timeout)
 
+    def _check_statistics(
+        self, recv_stats: torch.Tensor | None, wait_ticks: torch.Tensor | None, layout: Layout
+    ) -> None:
+        import torch
+
+        num_local = layout.num_experts // self.group_size
+        check_statistics(self.comm, "cumulative_local_expert_recv_stats", recv_stats, torch.int32, num_local)
+        check_statistics(self.comm, "wait_recv_cost_stats", wait_ticks, torch.int64, self.group_size)
+
     def _check_on_all(
-        self, what: str, use_fp8: Any, topk_idx: Any, check: Callable[[], Layout], timeout_s: Any
+        self, what: str, casting: tuple[Any, Any, Any], topk_idx: Any, check: Callable[[], Layout], timeout_s: Any
     ) -> Layout:
-        """Checks a call: on this rank alone if all ranks have agreed on such calls, else on all together."""
-        key = (use_fp8, _topk_of(topk_idx))
-        if isinstance(use_fp8, bool) and key in self._known_calls:
+        """Checks a call: on this rank alone if all ranks have agreed on such calls, else on all together.
+
+        casting: use_fp8, round_scale, use_ue8m0.
+        """
+        key = (*casting, _topk_of(topk_idx))
+        if isinstance(casting[0], bool) and key in self._known_calls:
             return check()
         found: list[Layout] = []
-        call = f"{what} with use_fp8={use_fp8}, topk={key[1]}"
+        call = f"{what} with {_described(*key)}"
 
         def settings() -> dict[str, Any]:
             found.append(check())
             self._refuse_graph(f"{call} was")
-            calls_so_far = str(self._layout or "none")
-            return {**dataclasses.asdict(found[0]), "use_fp8": use_fp8, "topk": key[1], "layout so far": calls_so_far}
+            of_call = dict(zip(("use_fp8", "round_scale", "use_ue8m0", "topk"), key, strict=True))
+            return {**dataclasses.asdict(found[0]), **of_call, "layout so far": str(self._layout or "none")}
 
         try:
             limit_s = self._check_start(False, None, timeout_s, None)[0]
@@ -371,7 +423,15 @@ class Buffer:
 
     # ---- calls ----
 
-    def _make_dispatched(self, layout: Layout, x: torch.Tensor, topk_idx: torch.Tensor, use_fp8: bool) -> Dispatched:
+    def _make_dispatched(
+        self,
+        layout: Layout,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        use_fp8: bool,
+        round_scale: bool,
+        use_ue8m0: bool,
+    ) -> Dispatched:
         number = self.comm.board.num_calls
         return Dispatched(
             number=number,
@@ -380,12 +440,16 @@ class Buffer:
             num_tokens=int(x.shape[0]),
             topk=int(topk_idx.shape[1]),
             use_fp8=use_fp8,
+            round_scale=round_scale,
+            use_ue8m0=use_ue8m0,
             generation=self._generation,
-            tensors={"x": x, "topk_idx": topk_idx, **self._allocate(layout, x, use_fp8)},
+            tensors={"x": x, "topk_idx": topk_idx, **self._allocate(layout, x, use_fp8, use_ue8m0)},
             sent_ids=topk_idx.clone() if self.comm.device.backend == "cpu" else None,
         )
 
-    def _allocate(self, layout: Layout, x: torch.Tensor, use_fp8: bool) -> dict[str, torch.Tensor | None]:
+    def _allocate(
+        self, layout: Layout, x: torch.Tensor, use_fp8: bool, use_ue8m0: bool
+    ) -> dict[str, torch.Tensor | None]:
         import torch
 
         num_local, num_rows = layout.num_experts // self.group_size, layout.num_rows(self.group_size)
@@ -394,32 +458,50 @@ class Buffer:
             return torch.empty(size, dtype=dtype, device=x.device)
 
         values = torch.float8_e4m3fn if use_fp8 else torch.bfloat16
-        scales = make(torch.float32, num_local, layout.hidden // SCALE_GROUP, num_rows) if use_fp8 else None
+        scales: torch.Tensor | None = None
+        if use_ue8m0:
+            scales = make(torch.int32, num_local, layout.hidden // (4 * SCALE_GROUP), num_rows)
+        elif use_fp8:
+            scales = make(torch.float32, num_local, layout.hidden // SCALE_GROUP, num_rows)
         return {
             "packed_recv_x": make(values, num_local, num_rows, layout.hidden),
             "packed_recv_scales": scales,
             "packed_recv_src_info": make(torch.int32, num_local, num_rows),
             "packed_recv_layout_range": make(torch.int64, num_local, self.group_size),
             "packed_recv_count": make(torch.int32, num_local),
-            "handle_epoch": make(torch.int64, 1),
+            "handle": make(torch.int64, 2),
         }
 
     def _check_handle(self, handle: Handle) -> Dispatched:
-        dispatched = getattr(handle, "dispatched", None)
-        if not isinstance(dispatched, Dispatched):
-            raise BadInput(f"handle is {type(handle).__name__}; wanted the one that low_latency_dispatch() returned")
-        if dispatched.generation != self._generation or dispatched not in self._slots.live():
-            why = "was combined already" if dispatched.is_combined else "is of another buffer, or of before a reset"
-            raise BadInput(f"a stale handle: it {why}")
-        if not dispatched.is_received:
-            raise BadInput("the receive hook of this handle's dispatch was not called; call it before combine")
+        dispatched = Handle.dispatched_of(handle)
+        self._slots.require_combinable(dispatched)
         return dispatched
+
+    def _combine_buffer(self, dispatched: Dispatched) -> torch.Tensor:
+        import torch
+
+        buffer = dispatched.tensors.get("combine_buffer")
+        if buffer is None:
+            received = dispatched.tensor("packed_recv_x")
+            buffer = torch.empty(received.shape, dtype=torch.bfloat16, device=received.device)
+            dispatched.tensors["combine_buffer"] = buffer
+        return buffer
+
+    @contextlib.contextmanager
+    def _on_stream(self, async_finish: bool, dispatched: Dispatched) -> Iterator[EventOverlap]:
+        """Launches on a stream of its own, if that is asked for. On the CPU a call is over when it returns."""
+        if not async_finish or self.comm.device.backend == "cpu":
+            yield EventOverlap()
+            return
+        with self._own_stream.behind_current(dispatched.tensors.values()) as overlap:
+            yield overlap
 
     def _start_dispatch(
         self, dispatched: Dispatched, with_hook: bool, capture: Capture | None, limits: Limits
     ) -> Hook | None:
         board, number = self.comm.board, dispatched.number
-        told = f"low_latency_dispatch with use_fp8={dispatched.use_fp8}, topk={dispatched.topk}"
+        casting = dispatched.use_fp8, dispatched.round_scale, dispatched.use_ue8m0
+        told = f"low_latency_dispatch with {_described(*casting, dispatched.topk)}"
         board.begin_call(number, told)
         try:
             return self._start("dispatch", dispatched, with_hook, capture, limits, self._slots.take, self.late_us)
@@ -459,6 +541,22 @@ class Buffer:
                 pending = None
 
         return hook
+
+
+def _choose_backend(backend: str) -> str:
+    if backend != "auto":
+        return backend
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _described(use_fp8: Any, round_scale: Any, use_ue8m0: Any, topk: Any) -> str:
+    """Returns what calls are told apart by."""
+    rounded = "".join(
+        f", {name}=True" for name, given in (("round_scale", round_scale), ("use_ue8m0", use_ue8m0)) if given
+    )
+    return f"use_fp8={use_fp8}{rounded}, topk={topk}"
 
 
 def _topk_of(topk_idx: Any) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import check_choice
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import check_aligned, check_flag
+from tracekern.moe.deepep import check_aligned, check_flag, refuse_later, say_meaningless
 from tracekern.moe.experts import Experts
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import MAX_TOPK, SCALE_GROUP, LaunchShape, Layout
@@ -18,20 +18,40 @@ if TYPE_CHECKING:
     from tracekern.comm.communicator import Communicator
 
 
-def check_making(sizes: dict[str, Any], low_latency_mode: Any, executor: Any) -> dict[str, Any]:
+DEFAULT_QPS = 24
+"""DeepEP's num_qps_per_rank."""
+
+
+def check_making(given: dict[str, Any], enable_shrink: Any, mpi: Any, executor: Any) -> dict[str, Any]:
     """Raises BadInput for arguments that no Buffer is made with. Returns those in which ranks may not differ."""
     most = {"num_sms": 4096, "num_max_warp_groups": 32}
-    for name, value in sizes.items():
-        check_range(name, value, 0, most.get(name, 1 << 62))
-    check_flag("low_latency_mode", low_latency_mode)
-    if sizes["num_nvl_bytes"] or not low_latency_mode:
-        raise BadInput("num_nvl_bytes and low_latency_mode=False are for DeepEP's normal mode, which is not here yet")
+    for name, value in given.items():
+        if name.startswith("num_"):
+            check_range(name, value, 0, most.get(name, 1 << 62))
+        else:
+            check_flag(name, value)
+    if given["num_nvl_bytes"]:
+        raise BadInput("num_nvl_bytes is for DeepEP's normal mode, which this class does not have; leave it out")
+    refuse_later(enable_shrink=enable_shrink, comm=mpi)
+    say_meaningless(
+        {
+            "num_qps_per_rank": given["num_qps_per_rank"] != DEFAULT_QPS,
+            "allow_nvlink_for_low_latency_mode": not given["allow_nvlink_for_low_latency_mode"],
+            "allow_mnnvl": given["allow_mnnvl"],
+        }
+    )
     check_choice("executor", executor, ("fibers", "threads"))
-    return {"num_rdma_bytes": int(sizes["num_rdma_bytes"])}
+    return {"num_rdma_bytes": int(given["num_rdma_bytes"])}
 
 
 def check_dispatch(
-    comm: Communicator, layout: Layout, shape: LaunchShape, x: torch.Tensor, topk_idx: torch.Tensor, use_fp8: bool
+    comm: Communicator,
+    layout: Layout,
+    shape: LaunchShape,
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    use_fp8: bool,
+    use_ue8m0: bool,
 ) -> None:
     """Raises BadInput for tensors that dispatch cannot use."""
     import torch
@@ -47,8 +67,32 @@ def check_dispatch(
         raise BadInput(
             f"hidden is {layout.hidden}; fp8 has a scale for {SCALE_GROUP} values: wanted a multiple, or use_fp8=False"
         )
+    if use_ue8m0 and layout.hidden % (4 * SCALE_GROUP):
+        raise BadInput(f"hidden is {layout.hidden}; use_ue8m0 packs 4 scales: wanted a multiple of {4 * SCALE_GROUP}")
     if comm.device.backend == "cpu":  # on a GPU looking at them would synchronize the stream in every call
         _check_ids(topk_idx, layout.num_experts)
+
+
+def check_casting(use_fp8: Any, round_scale: Any, use_ue8m0: Any) -> None:
+    """Raises BadInput for ways of casting that do not go together."""
+    for name, value in (("use_fp8", use_fp8), ("round_scale", round_scale), ("use_ue8m0", use_ue8m0)):
+        check_flag(name, value)
+    if use_ue8m0 and not round_scale:
+        raise BadInput("use_ue8m0 keeps the exponents of scales that are powers of two; set round_scale=True, too")
+
+
+def check_asynchronous(async_finish: Any, return_recv_hook: Any) -> None:
+    """Raises BadInput for two ways of going on before a call has ended."""
+    check_flag("async_finish", async_finish)
+    check_flag("return_recv_hook", return_recv_hook)
+    if async_finish and return_recv_hook:
+        raise BadInput("async_finish and return_recv_hook: take one of them")
+
+
+def check_statistics(comm: Communicator, name: str, tensor: torch.Tensor | None, dtype: torch.dtype, size: int) -> None:
+    """Raises BadInput for a tensor that kernels cannot add to."""
+    if tensor is not None:
+        check_tensor(comm, name, tensor, dtype, (size,))
 
 
 def check_experts(comm: Communicator, layout: Layout, experts: Experts, rows: torch.Tensor) -> None:

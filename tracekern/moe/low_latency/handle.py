@@ -30,6 +30,8 @@ class Dispatched:
     num_tokens: int
     topk: int
     use_fp8: bool
+    round_scale: bool
+    use_ue8m0: bool
     generation: int
     """How often the buffer was reset before."""
     tensors: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -51,7 +53,9 @@ class Dispatched:
         return self.number % NUM_SLOTS
 
 
-class _Parts(NamedTuple):
+class Handle(NamedTuple):
+    """DeepEP's five parts. The first keeps the dispatch that they belong to, in a plain tuple of them, too."""
+
     packed_recv_src_info: torch.Tensor
     """[num_local_experts, rows] int32: the token's index at its source."""
     packed_recv_layout_range: torch.Tensor
@@ -60,18 +64,23 @@ class _Parts(NamedTuple):
     hidden: int
     num_experts: int
 
-
-class Handle(_Parts):
-    """DeepEP's five parts, and the dispatch that they belong to."""
-
-    dispatched: Dispatched
-
     @classmethod
-    def of(cls, dispatched: Dispatched, src_info: torch.Tensor, layout_range: torch.Tensor) -> Handle:
-        layout = dispatched.layout
-        handle = cls(src_info, layout_range, layout.num_max_dispatch_tokens_per_rank, layout.hidden, layout.num_experts)
-        handle.dispatched = dispatched
-        return handle
+    def of(cls, dispatched: Dispatched) -> Handle:
+        src_info = dispatched.tensor("packed_recv_src_info")
+        src_info = src_info.view(src_info.shape)  # one that the dispatch does not keep in turn
+        src_info.dispatched = dispatched  # type: ignore[attr-defined]
+        layout, layout_range = dispatched.layout, dispatched.tensor("packed_recv_layout_range")
+        return cls(src_info, layout_range, layout.num_max_dispatch_tokens_per_rank, layout.hidden, layout.num_experts)
+
+    @staticmethod
+    def dispatched_of(handle: Any) -> Dispatched:
+        """Returns the dispatch of a handle, or of a plain tuple of its parts. Raises BadInput if it is neither."""
+        dispatched = getattr(handle[0], "dispatched", None) if isinstance(handle, tuple) and handle else None
+        if not isinstance(dispatched, Dispatched):
+            raise BadInput(
+                f"handle is {type(handle).__name__}; wanted the one that low_latency_dispatch() returned, or its parts"
+            )
+        return dispatched
 
 
 class Slots:
@@ -117,6 +126,15 @@ class Slots:
         if waiting[dispatched.slot] is dispatched:
             waiting[dispatched.slot] = None
 
+    def require_combinable(self, dispatched: Dispatched) -> None:
+        """Raises BadInput if a combine of the handle cannot be started, the first one or another."""
+        if self._holders[dispatched.slot]() is not dispatched:
+            raise BadInput("a stale handle: a later dispatch has taken its slot, or it is of before a reset")
+        if not dispatched.is_received:
+            raise BadInput("the receive hook of this handle's dispatch was not called; call it before combine")
+        if self._not_added_up[dispatched.slot] is not None:
+            raise BadInput("the receive hook of this handle's combine before was not called; call it first")
+
     def note_combine(self, dispatched: Dispatched) -> None:
         """Notes that the combine was sent."""
         dispatched.is_combined = True
@@ -125,7 +143,3 @@ class Slots:
     def num_hooks(self) -> int:
         """Returns how many receive hooks, of dispatch or combine, were not called."""
         return sum(dispatched is not None for dispatched in (*self._not_received, *self._not_added_up))
-
-    def live(self) -> list[Dispatched]:
-        holders = [holder() for holder in self._holders]
-        return [holder for holder in holders if holder is not None and not holder.is_combined]

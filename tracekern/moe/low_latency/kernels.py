@@ -34,7 +34,9 @@ _TENSORS = (
     "packed_recv_src_info",
     "packed_recv_layout_range",
     "packed_recv_count",
-    "handle_epoch",
+    "handle",
+    "recv_stats",
+    "wait_ticks",
     "expert_rows",
     "expert_scale",
     "topk_weights",
@@ -157,6 +159,8 @@ class Kernels:
             topk=dispatched.topk,
             has_long_ids=topk_idx is not None and topk_idx.element_size() == 8,
             records_idle=records_idle,
+            round_scale=dispatched.round_scale,
+            use_ue8m0=dispatched.use_ue8m0,
             **addresses,
         )
 
