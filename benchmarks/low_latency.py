@@ -3,9 +3,10 @@
     python benchmarks/low_latency.py [--ranks 1] [--tokens 1 8 32 64 128] [--calls 60]
     python benchmarks/low_latency.py --ranks 8 --resident      # all of them side by side on one GPU
 
-fp8 dispatch, bf16 combine, hidden 7168, top-8 of 256 experts, of 64 where ranks are resident. Calls are queued behind a
-sleeping GPU and a barrier of all ranks on the device. CUDA events stand before and behind each kernel; of each call the
-slowest rank counts. Untraced and traced go in pairs, the untraced one first. "on/off" is the ratio of the medians.
+fp8 dispatch, bf16 combine, hidden 7168, top-8 of 256 experts, or of 64 where ranks are resident: --experts says others.
+Calls are queued behind a sleeping GPU and a barrier of all ranks on the device. CUDA events stand before and behind
+each kernel; of each call the slowest rank counts. Untraced and traced go in pairs, the untraced one first. "on/off" is
+the ratio of the medians.
 Exits with 1 where a traced launch ran unrecorded.
 """
 
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32, 64, 128], help="of each rank")
     parser.add_argument("--calls", type=int, default=60, help="timed pairs")
+    parser.add_argument("--experts", type=int, help="of all ranks together")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
     options = parser.parse_args()
     require_gpus(1 if options.resident else options.ranks)
@@ -40,6 +42,7 @@ def main() -> int:
     print_table(options, rows)
     about = {"hidden": HIDDEN, "topk": TOPK, "experts": num_experts(options), "ranks": options.ranks}
     name = f"low_latency_{options.ranks}" + ("_resident" if options.resident else "")
+    name += f"_{options.experts}_experts" if options.experts else ""
     write_results(
         name, {**about, "placement": placement(options), "rows": rows}, 1 if options.resident else options.ranks
     )
@@ -50,7 +53,7 @@ def main() -> int:
 
 
 def num_experts(options: argparse.Namespace) -> int:
-    return 64 if options.resident else 256
+    return int(options.experts or (64 if options.resident else 256))
 
 
 def measure() -> None:

@@ -74,7 +74,7 @@ def test_its_python_runs(tmp_path):
 
 def test_launch_shapes():
     shown = rows_below("| experts | SMs |")
-    assert len(shown) == 4
+    assert len(shown) == 5
     for row in shown:
         *asked, groups, warps, blocks, threads = (int(cell.replace(",", "")) for cell in row)
         shape = LaunchShape.of(*asked)

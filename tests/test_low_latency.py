@@ -37,6 +37,8 @@ from tracekern.timeline.model import Timeline, field_values
         (288, 304, 16, (1, 16, 288)),
         (289, 132, 32, (3, 10, 97)),
         (8, 1, 32, (8, 4, 1)),
+        (256, 16, 32, (8, 2, 32)),  # a rank of eight on one GPU: two blocks an SM
+        (15, 1, 32, (8, 2, 2)),
     ],
 )
 def test_launch_shape(num_experts, num_device_sms, num_max_warp_groups, wanted):
@@ -52,8 +54,9 @@ def test_288_experts_take_960_threads():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((15, 1, 32), "15 experts on 1 SMs are 15 warp groups a block, at most 14 have a barrier"),
-        ((9, 1, 16), "9 experts on 1 SMs are 9 warp groups a block, which leaves each fewer than 2 of 16 warps"),
+        ((29, 1, 64), "29 experts on 1 SMs are 29 warp groups an SM, at most 28 have a barrier"),
+        ((17, 1, 32), "17 experts on 1 SMs are 17 warp groups an SM, which leaves each fewer than 2 of 32 warps"),
+        ((9, 1, 16), "9 experts on 1 SMs are 9 warp groups an SM, which leaves each fewer than 2 of 16 warps"),
     ],
 )
 def test_a_block_has_no_room_for_more_groups(arguments, told):

@@ -62,6 +62,7 @@ def test_ten_thousand_delayed_calls():
 
 LAYOUTS = {
     "idle_group": Shape(ranks=1, blocks=2, warps=16, tokens=9, hidden=24, experts=5, topk=4),
+    "two_blocks_an_sm": Shape(ranks=2, blocks=1, warps=32, tokens=5, hidden=8, experts=16, topk=4),
     "fourteen_groups": Shape(ranks=2, blocks=1, warps=28, tokens=5, hidden=8, experts=14, topk=16),
     "more_blocks_than_tokens": Shape(ranks=3, blocks=12, warps=4, tokens=2, hidden=136, experts=12, topk=3),
     "long_rows": Shape(ranks=2, blocks=2, warps=5, tokens=3, hidden=1408, experts=4, topk=1),

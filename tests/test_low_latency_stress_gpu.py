@@ -76,6 +76,9 @@ def test_a_graph_of_an_odd_number_of_calls_replayed_a_thousand_times(num_calls):
 SHAPES = {
     "one_rank": Shape(ranks=1, blocks=SHARE, warps=32, tokens=64, hidden=256, experts=8, topk=8, iterations=60),
     "fourteen_groups": Shape(ranks=2, blocks=2, warps=28, tokens=16, hidden=8, experts=28, topk=16, iterations=60),
+    "two_blocks_an_sm": Shape(
+        ranks=8, blocks=SHARE, warps=32, tokens=8, hidden=256, experts=256, topk=8, iterations=60
+    ),
     "idle_group": Shape(ranks=5, blocks=3, warps=16, tokens=9, hidden=136, experts=5, topk=4, iterations=60),
     "long_rows": Shape(ranks=4, blocks=SHARE, warps=32, tokens=8, hidden=7168, experts=16, topk=8, iterations=40),
     "no_tokens": Shape(ranks=8, blocks=8, warps=8, tokens=0, hidden=128, experts=8, topk=1, iterations=300),

@@ -16,28 +16,32 @@ constexpr uint32_t kMaxGroupsPerBlock = 14;
 // Of a group: the second polls while the first goes on.
 constexpr uint32_t kMinWarpsPerGroup = 2;
 
-// DeepEP's launch arithmetic. All blocks are on the device at once, one an SM.
+// DeepEP's launch arithmetic. All blocks are on the device at once: one an SM, or two of half as many warps where a
+// block has no barriers for all groups of an SM.
 struct LowLatencyLaunch {
     uint32_t num_warp_groups;      // of a block
     uint32_t num_warps_per_group;  // sub-warps
     uint32_t num_sms;              // blocks
 
-    // num_max_warp_groups: warps of a block at most, 32 on NVIDIA's machines and 16 on AMD's. Throws for what no block
+    // num_max_warp_groups: warps of an SM at most, 32 on NVIDIA's machines and 16 on AMD's. Throws for what no block
     // has barriers or warps for.
     static LowLatencyLaunch of(uint32_t num_experts, uint32_t num_device_sms, uint32_t num_max_warp_groups) {
         if (num_experts == 0 || num_device_sms == 0) throw std::invalid_argument("wanted an expert and an SM");
+        const auto share = [](uint32_t a, uint32_t b) { return (a + b - 1) / b; };
+        const uint32_t of_sm = share(num_experts, num_device_sms);
+        const uint32_t num_blocks = of_sm > kMaxGroupsPerBlock ? 2 : 1;  // of an SM
         LowLatencyLaunch launch{};
-        launch.num_warp_groups = (num_experts + num_device_sms - 1) / num_device_sms;
-        launch.num_warps_per_group = num_max_warp_groups / launch.num_warp_groups;
-        launch.num_sms = (num_experts + launch.num_warp_groups - 1) / launch.num_warp_groups;
+        launch.num_warp_groups = share(num_experts, num_blocks * num_device_sms);
+        launch.num_warps_per_group = num_max_warp_groups / num_blocks / launch.num_warp_groups;
+        launch.num_sms = share(num_experts, launch.num_warp_groups);
         const std::string what = std::to_string(num_experts) + " experts on " + std::to_string(num_device_sms) +
-                                 " SMs are " + std::to_string(launch.num_warp_groups) + " warp groups a block";
-        if (launch.num_warp_groups > kMaxGroupsPerBlock) {
-            throw std::invalid_argument(what + ", at most 14 have a barrier; take fewer experts or more SMs");
-        }
+                                 " SMs are " + std::to_string(of_sm) + " warp groups an SM";
         if (launch.num_warps_per_group < kMinWarpsPerGroup) {
             throw std::invalid_argument(what + ", which leaves each fewer than 2 of " +
                                         std::to_string(num_max_warp_groups) + " warps; take fewer experts or more SMs");
+        }
+        if (launch.num_warp_groups > kMaxGroupsPerBlock) {
+            throw std::invalid_argument(what + ", at most 28 have a barrier; take fewer experts or more SMs");
         }
         return launch;
     }

@@ -92,7 +92,7 @@ class LaunchShape:
 
     @classmethod
     def of(cls, num_experts: int, num_device_sms: int, num_max_warp_groups: int) -> LaunchShape:
-        """Raises BadInput if a block would have more than 14 groups, or a group fewer than 2 warps."""
+        """Raises BadInput if an SM would have more than 28 groups, or a group fewer than 2 warps."""
         try:
             return cls(*FACTS.launch_shape(num_experts, num_device_sms, num_max_warp_groups))
         except ValueError as error:
