@@ -87,7 +87,7 @@ def test_experts_of_a_log(expert, local):
 
 def test_message_and_heap_sizes():
     assert (FACTS.message_bytes(7168, True), FACTS.message_bytes(7168, False)) == (7408, 14352)
-    receive_bytes = 256 * 128 * 14352  # as the page has it
+    receive_bytes = 256 * 128 * 14464  # messages in whole lines of 128 bytes
     hint = Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256)
     assert hint > 2 * (receive_bytes + 256 * 128 * 14336)
     assert hint < 2 * (receive_bytes + 256 * 128 * 14336) * 1.002

@@ -97,7 +97,7 @@ template <bool kFp8, class Rec>
 TK_DEVICE void cast_token(LowLatencyContext<Rec>& context, uint32_t token, CastShare share) {
     const LowLatencyArgs& args = context.args;
     TK_RANGE(context.recorder, LowLatencyEvent::cast_token, token);
-    char* message = args.own_message(token, MessageLayout::of(args.shape.hidden, kFp8).bytes);
+    char* message = args.own_message(token, MessageLayout::of(args.shape.hidden, kFp8));
     const char* row = args.call.x + uint64_t{token} * args.shape.row_bytes();
     if (share.index == 0 && context.warp.is_leader()) {
         *reinterpret_cast<MessageHeader*>(message) = MessageHeader{token, {}};

@@ -59,12 +59,12 @@ TK_DEVICE void send_message(LowLatencyContext<Rec>& context,
     const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
     const uint32_t place = warp.shuffle(target.place, 0);
     {
-        const uint32_t bytes = MessageLayout::of(args.shape.hidden, kFp8).bytes;
+        const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
         TK_RANGE(context.recorder, LowLatencyEvent::send_message, to.rank, expert, place);
         copy_vectors(warp,
-                     args.recv_message(to.rank, to.local_expert, context.comm.rank, place, bytes),
-                     args.own_message(token, bytes),
-                     bytes);
+                     args.recv_message(to.rank, to.local_expert, context.comm.rank, place, layout),
+                     args.own_message(token, layout),
+                     layout.bytes);
         TK_END(token);
     }
     // Released for the group that sends the count.
@@ -243,7 +243,7 @@ TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint
     const LowLatencyArgs& args = context.args;
     const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
     const uint64_t row = args.packed_row(from.local_expert, context.group().begin + place);
-    char* message = args.recv_message(context.comm.rank, from.local_expert, from.rank, place, layout.bytes);
+    char* message = args.recv_message(context.comm.rank, from.local_expert, from.rank, place, layout);
     TK_RANGE(context.recorder, LowLatencyEvent::copy_token, from.rank, from.local_expert, place);
     const char* values = message + sizeof(MessageHeader);
     if constexpr (kFp8) {

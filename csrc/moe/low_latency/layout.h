@@ -29,12 +29,14 @@ struct MessageLayout {
     uint32_t values_bytes;
     uint32_t num_scales;
     uint32_t bytes;
+    uint32_t stride;  // from one message to the next: whole lines
 
     TK_HOST_DEVICE static constexpr MessageLayout of(uint32_t hidden, bool use_fp8) {
         const uint32_t values_bytes = use_fp8 ? hidden : hidden * 2;
         const uint32_t num_scales = use_fp8 ? hidden / kScaleGroup : 0;
         const uint32_t used = static_cast<uint32_t>(sizeof(MessageHeader)) + values_bytes + num_scales * 4;
-        return {values_bytes, num_scales, (used + 15) / 16 * 16};
+        const uint32_t bytes = (used + 15) / 16 * 16;
+        return {values_bytes, num_scales, bytes, static_cast<uint32_t>(whole_lines(bytes))};
     }
 };
 static_assert(MessageLayout::of(7168, true).bytes == 7408 && MessageLayout::of(7168, false).bytes == 14352);
@@ -48,16 +50,15 @@ struct LowLatencyLayout {
     uint64_t rdma_x;          // [token] message
     uint64_t rdma_recv_x;     // [slot][local expert][rank][token slot] message
     uint64_t combine_recv_x;  // [slot][expert][token] row of bf16
-    uint64_t pair_bytes;      // of a pair in rdma_recv_x, whatever its messages carry: see recv_message()
     uint64_t recv_bytes;      // of a slot of rdma_recv_x: max_tokens messages of bf16 for each pair
     uint64_t results_bytes;   // of a slot of combine_recv_x
     uint64_t total_bytes;
 
     static LowLatencyLayout make(const MoeShape& shape) {
         const uint64_t pairs = shape.num_experts;  // local experts x ranks
-        const uint64_t fp8_bytes = MessageLayout::of(shape.hidden, true).bytes;
-        const uint64_t bf16_bytes = MessageLayout::of(shape.hidden, false).bytes;
-        const uint64_t message_bytes = bf16_bytes > fp8_bytes ? bf16_bytes : fp8_bytes;
+        const uint64_t fp8_stride = MessageLayout::of(shape.hidden, true).stride;
+        const uint64_t bf16_stride = MessageLayout::of(shape.hidden, false).stride;
+        const uint64_t stride = bf16_stride > fp8_stride ? bf16_stride : fp8_stride;
         LowLatencyLayout layout{};
         uint64_t cursor = sizeof(HeapControl);
         const auto take = [&](uint64_t bytes) {
@@ -70,10 +71,9 @@ struct LowLatencyLayout {
         layout.result_flags = take_flags(pairs);
         layout.acks = take_flags(shape.num_ranks);
         layout.flags_end = cursor;
-        layout.pair_bytes = shape.max_tokens * message_bytes;
-        layout.recv_bytes = pairs * layout.pair_bytes;
+        layout.recv_bytes = pairs * shape.max_tokens * stride;
         layout.results_bytes = pairs * shape.max_tokens * shape.hidden * sizeof(BFloat16);
-        layout.rdma_x = take(shape.max_tokens * message_bytes);
+        layout.rdma_x = take(shape.max_tokens * stride);
         layout.rdma_recv_x = take(kNumSlots * layout.recv_bytes);
         layout.combine_recv_x = take(kNumSlots * layout.results_bytes);
         layout.total_bytes = cursor;
@@ -159,15 +159,19 @@ struct LowLatencyArgs {
         return comm.at<uint64_t>(at_rank, layout.acks) + call.slot * shape.num_ranks + of_rank;
     }
     TK_DEVICE LowLatencySlot& slot() const { return state->slots[call.slot]; }
-    TK_DEVICE char* own_message(uint32_t token, uint32_t message_bytes) const {
-        return comm.at<char>(comm.rank, layout.rdma_x) + uint64_t{token} * message_bytes;
+    TK_DEVICE char* own_message(uint32_t token, const MessageLayout& message) const {
+        return comm.at<char>(comm.rank, layout.rdma_x) + uint64_t{token} * message.stride;
     }
-    // rdma_recv_x[local expert][source rank][slot].
-    TK_DEVICE char* recv_message(
-        uint32_t at_rank, uint32_t local_expert, uint32_t src_rank, uint32_t place, uint32_t message_bytes) const {
+    // rdma_recv_x[local expert][source rank][slot]. With another type of message a pair lies elsewhere, over what were
+    // other sources' pairs: no rank writes before this one has copied the messages of all.
+    TK_DEVICE char* recv_message(uint32_t at_rank,
+                                 uint32_t local_expert,
+                                 uint32_t src_rank,
+                                 uint32_t place,
+                                 const MessageLayout& message) const {
         const uint64_t pair = uint64_t{local_expert} * shape.num_ranks + src_rank;
-        return comm.at<char>(at_rank, layout.rdma_recv_x + call.slot * layout.recv_bytes) + pair * layout.pair_bytes +
-               uint64_t{place} * message_bytes;
+        return comm.at<char>(at_rank, layout.rdma_recv_x + call.slot * layout.recv_bytes) +
+               (pair * shape.max_tokens + place) * message.stride;
     }
     TK_DEVICE char* result_row(uint32_t at_rank, uint32_t expert, uint32_t token) const {
         return comm.at<char>(at_rank, layout.combine_recv_x + call.slot * layout.results_bytes) +
