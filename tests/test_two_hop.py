@@ -18,11 +18,13 @@ import tracekern
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CallBroken, CommTimeout
 from tracekern.launcher.launch import launch_ranks
+from tracekern.moe.experts import draw_experts
+from tracekern.moe.shape import MoeShape
 from tracekern.moe.two_hop import Buffer, Config
 from tracekern.moe.two_hop.counts import CountsPoll
 from tracekern.moe.two_hop.handle import Handle
 from tracekern.moe.two_hop.layout import Nodes
-from tracekern.moe.two_hop.reference import count_wrong
+from tracekern.moe.two_hop.reference import count_wrong, node_reduced_reference
 from tracekern.moe.two_hop.settings import FACTS, Layout
 from tracekern.timeline.model import EventClass
 
@@ -273,6 +275,68 @@ def test_ranks_that_differ_are_told_so_and_go_on(pools):
         assert told == ["num_sms is 2 on rank 0 and 4 on rank 1", "0 wrong"]
 
 
+def combine_badly(group: Group) -> dict[str, str]:
+    """What is told of each wrong combine, before anything is launched; then a right one."""
+    buffer, case, told = make_buffer(group, 2), CASES[0], {}
+    given = bring(case, group.num_ranks, group.rank, 1)
+
+    def refuse(name: str, *args: Any, **how: Any) -> None:
+        with pytest.raises(BadInput) as refused:
+            buffer.combine(*args, **how)
+        told[name] = str(refused.value)
+
+    nothing = torch.empty((0, case.hidden), dtype=torch.bfloat16)
+    parts = [torch.empty(0)] * 10
+    refuse("too early", nothing, tuple(parts))
+    received = dispatch(buffer, case, given)
+    x, handle = received.recv_x, received.handle
+    refuse("no handle", x, None)
+    refuse("other handle", x, handle._replace(send_rdma_head=handle.send_rdma_head[:, :1]))
+    refuse("rows", torch.zeros((len(x) + 1, case.hidden), dtype=torch.bfloat16), handle)
+    refuse("dtype", x.float(), handle)
+    refuse("weights", x, handle, torch.zeros((len(x), case.topk + 1)))
+    refuse("config", x, handle, config=Config(4, 1, 1, 1, 7))
+    refuse("bias", x, handle, bias=x)
+    refuse("async", x, handle, async_finish=True)
+    told["right"] = str(num_wrong(buffer, case, 2))
+    buffer.destroy()
+    refuse("destroyed", x, handle)
+    return told
+
+
+def test_a_wrong_combine_is_refused_before_a_launch(pools):
+    wanted = {
+        "too early": "nothing was dispatched; combine goes the way back of a dispatch",
+        "no handle": "handle is NoneType; wanted the one that dispatch() returned",
+        "other handle": "handle.send_rdma_head is torch.int32",
+        "rows": "x is torch.bfloat16",
+        "dtype": "x is torch.float32",
+        "weights": "topk_weights is torch.float32",
+        "config": "the dispatch had Config",
+        "bias": "bias is not supported yet",
+        "async": "async_finish is not supported yet",
+        "right": "0",
+        "destroyed": "the buffer was destroyed; make another one",
+    }
+    for told in pools(4).call(combine_badly):
+        assert told.keys() == wanted.keys()
+        assert [name for name, text in wanted.items() if text not in told[name]] == []
+
+
+def test_sums_by_node_are_near_the_plain_sum():
+    """Each row is rounded once, the sum of a node once more, and that of all nodes: three times half of 2^-7."""
+    nodes, num_tokens, num_experts = Nodes.of(8, 2), 200, 16
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn((num_tokens, 64), generator=draw).to(torch.bfloat16)
+    ids = torch.rand((num_tokens, num_experts), generator=draw).argsort(1)[:, :6]
+    weights = torch.rand((num_tokens, 6), generator=draw)
+    experts = draw_experts(MoeShape(8, num_tokens, num_experts, 6, 64, "bf16"))
+    found = node_reduced_reference(x, ids, weights, experts, nodes).float()
+    plain = x.float() * (weights * experts.scale[ids]).sum(1, keepdim=True)
+    assert ((found - plain).abs() <= 3.1 * 2**-8 * plain.abs() + 1e-6).all()
+    assert not torch.equal(found, plain)
+
+
 # ---- traces ----
 
 
@@ -293,8 +357,10 @@ def recorded(pools, tmp_path_factory) -> tracekern.Timeline:
 
 def test_a_capture_has_every_step_and_what_the_second_thread_did(recorded):
     assert not recorded.problems
-    assert [sorted({launch.name for launch in recorded.launches})] == [["dispatch", "notify_dispatch"]]
+    kernels = ["cached_notify", "combine", "dispatch", "notify_dispatch"]
+    assert sorted({launch.name for launch in recorded.launches}) == kernels
     steps = {"wait_ring_space", "copy_to_ring", "issue_put", "forward_token", "receive_token", "return_credit"}
+    steps |= {"send_row", "signal_return_tail", "sum_in_node", "return_row_credit", "reduce_token", "wait_reduced"}
     assert steps | {"notify", "wait_sequential_lock", "wait_tail"} <= {
         recorded.events[number].name for number in np.unique(recorded.spans.event)
     }
@@ -308,7 +374,7 @@ def test_heads_count_from_the_slots_of_their_ring(recorded):
         for event in recorded.events
         if event.channel is not None and event.channel.initial
     }
-    assert initial == {"head": 7, "peer_head": 1}
+    assert initial == {"head": 7, "peer_head": 1, "return_head": 1}
     waits = [event.name for event in recorded.events if event.event_class == EventClass.WAIT]
     assert {"wait_ring_space", "wait_peer_ring"} <= set(waits)
 
@@ -396,7 +462,7 @@ def test_a_run_is_checked_bit_by_bit_and_a_late_rank_is_seen(command_line, tmp_p
     late = ("--late-rank", 1, "--late-us", 20_000)
     result = command_line("run", "moe", "--variant", "two_hop", *SMALL, *options, *late, "-o", tmp_path / "capture")
     assert result.returncode == 0, result.stderr
-    assert "every result equals the received reference, bit by bit" in result.stdout
+    assert "every result equals the node reduced reference, bit by bit" in result.stdout
     assert "on 2 nodes, in 2 channels" in result.stdout
     assert "for rank 1" in result.stdout
     settings = tracekern.load(tmp_path / "capture").ranks[0].metadata["settings"]

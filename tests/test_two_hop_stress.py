@@ -144,9 +144,12 @@ def test_a_ring_that_its_chunk_does_not_divide_is_refused():
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(("option", "stage"), [("absent=0", "notify_dispatch"), ("leaves=0", "dispatch")])
+@pytest.mark.parametrize(
+    ("option", "stage"), [("absent=0", "notify_dispatch"), ("leaves=0", "dispatch"), ("leaves_combine=0", "combine")]
+)
 def test_all_others_give_up_on_a_rank_that_falls_silent(option, stage, transport):
-    done = stress(SLOW, "fibers", Shape(calls=2), option, f"transport={transport}", "timeout_ms=400")
+    options = (option, "combine=always", f"transport={transport}", "timeout_ms=400")
+    done = stress(SLOW, "fibers", Shape(calls=2), *options)
     assert done.returncode == TIMED_OUT, done.stderr
     found = faults_in(done)
     assert [fault["rank"] for fault in found if fault["cause"] == "1"]  # the others gave up because of these
@@ -247,6 +250,14 @@ BUSY = Shape()
 ATTACKS = {
     "mapped": Attack("two_hop_stress", calls(BUSY), SITES, TSAN, WITH_TIME_OUT),
     "far": Attack("two_hop_stress", calls(BUSY, FAR), SITES, TSAN, WITH_TIME_OUT),
+    "combine": Attack(
+        "two_hop_stress",
+        calls(BUSY, "combine=always"),
+        # A sender that is told of no more room than before sends no row, and looks again.
+        (*sites("return_tail", *COUNTED), *sites("return_head", *FLAGGED), *sites("reduced", *IN_BLOCK)),
+        TSAN,
+        WITH_TIME_OUT,
+    ),
     # Heads that are late: of tokens at the end of a call, while those of the next one are few.
     "late_heads": Attack(
         "two_hop_stress",

@@ -11,8 +11,8 @@ import torch
 from tracekern.comm.group import Group
 from tracekern.moe.two_hop import Buffer, Config
 from tracekern.moe.two_hop.handle import Received
-from tracekern.moe.two_hop.layout import Nodes
-from tracekern.moe.two_hop.reference import count_wrong, received_reference
+from tracekern.moe.two_hop.layout import Nodes, get_dispatch_layout
+from tracekern.moe.two_hop.reference import count_wrong, num_different, received_reference
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,33 @@ def num_wrong(buffer: Buffer, case: Case, seed: int, **how: Any) -> int:
     """Runs a call of each rank. Returns how many elements of this rank's results are wrong."""
     given = bring(case, buffer.group_size, buffer.rank, seed)
     received = dispatch(buffer, case, given.to(buffer.comm.device.torch_device), **how)
+    wrong = combine_wrong(buffer, case, given, received, how.get("capture"))
     buffer.synchronize()
-    return count_wrong(received, wanted(case, buffer.nodes, buffer.rank, seed))
+    return wrong + count_wrong(received, wanted(case, buffer.nodes, buffer.rank, seed))
+
+
+def rows_of(values: torch.Tensor, rank: int) -> torch.Tensor:
+    """What a rank gives back for rows of these values."""
+    return (values.float() * (1 + rank / 8)).to(torch.bfloat16)
+
+
+def combine_wrong(buffer: Buffer, case: Case, given: Brought, received: Received, capture: Any = None) -> int:
+    """Combines twice, with weights where there are some. Returns how many elements of this rank's results are wrong."""
+    in_rank = get_dispatch_layout(given.topk_idx, case.experts_each * buffer.group_size, buffer.nodes).is_token_in_rank
+    total = torch.zeros(given.x.shape)
+    for node in range(buffer.nodes.num_nodes):
+        of_node = torch.zeros_like(total)
+        for rank in range(node * buffer.nodes.peers, (node + 1) * buffer.nodes.peers):
+            of_node += torch.where(in_rank[:, rank, None], rows_of(given.x, rank).float(), 0.0)
+        total += of_node.to(torch.bfloat16).float()
+    rows, wrong = rows_of(received.recv_x, buffer.rank), 0
+    for weights in (None, received.recv_topk_weights):
+        combined, combined_weights, _ = buffer.combine(rows, received.handle, weights, capture=capture)
+        buffer.synchronize()
+        wrong += num_different(combined, total.to(torch.bfloat16))
+        if weights is not None:
+            wrong += num_different(combined_weights, torch.where(given.topk_idx >= 0, given.topk_weights, 0.0))
+    return wrong
 
 
 def make_buffer(group: Group, num_nodes: int, **how: Any) -> Buffer:

@@ -127,8 +127,8 @@ TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
 
 // The same, for a kernel that then leaves out what follows, perhaps without having waited in vain for anything. Leaves
 // a fault: without one the host would take what is there for a result.
-template <class For>
-TK_DEVICE bool gives_up_with_others(Warp& warp, const CommArgs& comm, uint32_t channel, const For& whom) {
+template <class Comm, class For>
+TK_DEVICE bool gives_up_with_others(Warp& warp, const Comm& comm, uint32_t channel, const For& whom) {
     if (!has_aborted(warp, comm)) return false;
     leave_fault(warp, comm, GivenUp<For>{FaultCause::peer_aborted, channel, whom, 0, 0, 0, warp.block, warp.warp});
     return true;

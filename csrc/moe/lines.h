@@ -3,12 +3,14 @@
 
 #include <cstdint>
 
+#include "platform/qualifiers.h"
+
 namespace tracekern {
 
 constexpr uint64_t kLineBytes = 128;
 
 // Stores that straddle lines are more messages on the link.
-constexpr uint64_t whole_lines(uint64_t bytes) {
+TK_HOST_DEVICE constexpr uint64_t whole_lines(uint64_t bytes) {
     return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
 }
 

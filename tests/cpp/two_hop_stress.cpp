@@ -7,7 +7,8 @@
 //
 //   transport=mapped|far   far: nodes reach each other over a transport that delays and shuffles what is put
 //   traffic=drawn|hub      see two_hop_stress_plan.hpp
-//   leaves=RANK            that rank never dispatches its last call
+//   leaves=RANK            that rank never dispatches its last call; leaves_combine=RANK: never combines it
+//   combine=drawn|never|always   whether what a dispatch delivered is combined
 //   graph=on               dispatch is launched behind each notify as in a graph, whatever came of it; else now and
 //   then trace, timeout_ms, absent, plant, abort_at, delays     see low_latency_stress.cpp and stress_cpu.hpp
 //
@@ -22,6 +23,7 @@
 #include "comm/shuffled_transport.hpp"
 #include "moe/pipeline_cpu.hpp"
 #include "two_hop_stress_calls.hpp"
+#include "two_hop_stress_combine.hpp"
 
 using namespace tracekern;
 
@@ -58,7 +60,12 @@ public:
           notify_trace_(
               options.stress, options.config.blocks_of(TwoHopStage::notify_dispatch), options.config.warps_per_block),
           dispatch_trace_(
-              options.stress, options.config.blocks_of(TwoHopStage::dispatch), options.config.warps_per_block) {}
+              options.stress, options.config.blocks_of(TwoHopStage::dispatch), options.config.warps_per_block),
+          cached_trace_(
+              options.stress, options.config.blocks_of(TwoHopStage::cached_notify), options.config.warps_per_block),
+          combine_trace_(
+              options.stress, options.config.blocks_of(TwoHopStage::combine), options.config.warps_per_block),
+          combined_(options.config) {}
 
     typename Family::Args& args() { return buffer_.args(); }
 
@@ -102,11 +109,29 @@ public:
                              options_.name.c_str());
                 end_at_once(1);
             }
+            if (options_.combines(i)) {
+                if (const int code = combine(call, i)) return code;
+            }
         }
         return 0;
     }
 
 private:
+    // Returns the exit code; 0: right.
+    int combine(TwoHopCall& call, uint32_t i) {
+        const bool weighs = options_.random(i, 4 * kMaxRanks)() % 2;
+        const CombineNumbers numbers{options_.seed, i};
+        combined_.put(call, numbers, inputs_[i], rank(), weighs);
+        buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
+        if (!cached_trace_.region.is_whole()) end_at_once(4);
+        if (rank() == options_.leaves_combine && i + 1 == options_.num_calls) return 0;
+        buffer_.combine(call, {combine_trace_.region.begin_launch()}, /*stream=*/0);
+        if (!combine_trace_.region.is_whole()) end_at_once(4);
+        if (comm_.failed()) return fault();
+        if (!combined_.is_right(numbers, inputs_[i][rank()], rank(), weighs)) end_at_once(1);
+        return 0;
+    }
+
     uint32_t rank() const { return comm_.args().rank; }
     int fault() const {
         std::fprintf(stderr, "in run %s\n", options_.name.c_str());
@@ -160,7 +185,8 @@ private:
     const std::vector<TwoHopInputs>& inputs_;
     TwoHopBuffer<PipelineBackendCpu, Family> buffer_;
     TwoHopOutputs came_, due_;
-    KernelTrace notify_trace_, dispatch_trace_;
+    KernelTrace notify_trace_, dispatch_trace_, cached_trace_, combine_trace_;
+    Combined combined_;
 };
 
 using FarComm = RoutedArgs<ShuffledTransport>;
@@ -220,6 +246,12 @@ int main(int argc, char** argv) {
     OptionSetters setters = cpu_setters();
     setters["transport"] = [&](const std::string& name) {
         options.is_far = choose(name, std::initializer_list<const char*>{"mapped", "far"}) == 1;
+    };
+    setters["combine"] = [&](const std::string& name) {
+        options.combine = static_cast<Combine>(choose(name, kCombineNames));
+    };
+    setters["leaves_combine"] = [&](const std::string& value) {
+        options.leaves_combine = StressOptions::number(value);
     };
     setters["leaves"] = [&](const std::string& value) { options.leaves = StressOptions::number(value); };
     setters["graph"] = [&](const std::string& value) { options.always_graph = value == "on"; };

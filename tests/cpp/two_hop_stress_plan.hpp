@@ -19,13 +19,18 @@ namespace tracekern {
 enum class Traffic : uint32_t { drawn, hub };
 inline constexpr const char* kTrafficNames[] = {"drawn", "hub"};
 
+enum class Combine : uint32_t { drawn, never, always };
+inline constexpr const char* kCombineNames[] = {"drawn", "never", "always"};
+
 struct TwoHopStress {
     TwoHopConfig config;
     std::string name;  // its arguments
     CpuExecutor executor;
     bool is_far = false;  // nodes reach each other over a transport that shuffles
     Traffic traffic = Traffic::drawn;
+    Combine combine = Combine::drawn;
     uint32_t leaves = ~0u;
+    uint32_t leaves_combine = ~0u;
     bool always_graph = false;
     uint32_t num_calls;
     uint32_t seed;
@@ -33,6 +38,11 @@ struct TwoHopStress {
 
     // Of what `a` and `b` tell apart.
     std::mt19937 random(uint32_t a, uint32_t b = 0) const { return std::mt19937(seed * 7919u + a * 104729u + b); }
+    // Whether the dispatch of a call is followed by a combine, the same on all ranks.
+    bool combines(uint32_t call) const {
+        if (!config.can_combine() || combine == Combine::never) return false;
+        return combine == Combine::always || random(call, 2 * kMaxRanks)() % 2;
+    }
 };
 
 // The numbers of a shape on the command line, in their order.

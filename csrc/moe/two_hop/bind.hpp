@@ -23,6 +23,9 @@ inline void bind_two_hop_facts(pybind11::module_& family) {
     family.attr("rings") = names_list(kTwoHopRingNames);
     family.def("least_rdma_slots", &RingSizes::least_rdma_slots);
     family.def("warps", &two_hop_warps);
+    family.def("return_slots", [](uint32_t nvl_slots, uint32_t num_nodes) {
+        return RingSizes{0, 0, nvl_slots, 0}.return_slots(num_nodes);
+    });
     family.def("row_bytes", [](uint32_t hidden_bytes, uint32_t num_scales, uint32_t topk) {
         return RowLayout::of(hidden_bytes, num_scales, topk).bytes;
     });
@@ -51,6 +54,7 @@ inline TwoHopCall make_two_hop_call(pybind11::kwargs given) {
     take(call.recv_capacity, "recv_capacity");
     take(call.forward_capacity, "forward_capacity");
     take(call.ticket, "ticket");
+    call.has_weights = take_option<bool>(given, "has_weights");
     address(call.x, "x");
     address(call.x_scales, "x_scales");
     address(call.topk_idx, "topk_idx");
@@ -72,8 +76,21 @@ inline TwoHopCall make_two_hop_call(pybind11::kwargs given) {
     address(call.send_nvl_head, "send_nvl_head");
     address(call.recv_rdma_channel_prefix_matrix, "recv_rdma_channel_prefix_matrix");
     address(call.recv_gbl_channel_prefix_matrix, "recv_gbl_channel_prefix_matrix");
+    address(call.combine_x, "combine_x");
+    address(call.combine_topk_weights, "combine_topk_weights");
+    address(call.combined_x, "combined_x");
+    address(call.combined_topk_weights, "combined_topk_weights");
     refuse_options_left(given);
     return call;
+}
+
+// A member function that launches a kernel, as Python calls it: with a trace's descriptor, and without Python's lock.
+template <class Buffer, class Result>
+auto launching(Result (Buffer::*launch)(const TwoHopCall&, TraceChoice, uint64_t)) {
+    return [launch](Buffer& buffer, const TwoHopCall& call, uint64_t descriptor, uint64_t stream) {
+        const pybind11::gil_scoped_release release;
+        return (buffer.*launch)(call, descriptor, stream);
+    };
 }
 
 // Binds Call, the tensors of a call by address (0: not there yet), and Buffer.
@@ -101,28 +118,18 @@ void bind_two_hop_buffer(pybind11::module_& family) {
         return py::make_tuple(
             counts->num_recv_tokens, counts->num_rdma_recv_tokens, counts->num_recv_tokens_per_expert);
     };
-    const auto notify = [](Buffer& buffer, const TwoHopCall& call, uint64_t descriptor, uint64_t stream) {
-        return buffer.notify(call, descriptor, stream);
-    };
-    const auto dispatch = [](Buffer& buffer, const TwoHopCall& call, uint64_t descriptor, uint64_t stream) {
-        buffer.dispatch(call, descriptor, stream);
-    };
     py::class_<Buffer>(family, "Buffer", py::module_local())
         .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Buffer::reset)
         .def_property_readonly("epoch", &Buffer::epoch)
-        .def("notify",
-             notify,
-             py::call_guard<py::gil_scoped_release>(),
+        .def("notify", launching(&Buffer::notify), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
+        .def("dispatch", launching(&Buffer::dispatch), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
+        .def("cached_notify",
+             launching(&Buffer::cached_notify),
              py::arg("call"),
              py::arg("descriptor"),
              py::arg("stream") = 0)
-        .def("dispatch",
-             dispatch,
-             py::call_guard<py::gil_scoped_release>(),
-             py::arg("call"),
-             py::arg("descriptor"),
-             py::arg("stream") = 0)
+        .def("combine", launching(&Buffer::combine), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
         .def("take_overflow", &Buffer::take_overflow)
         // (moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter) of the notify with that ticket, or None.
         .def("wait_counts", wait_counts, py::arg("ticket"), py::arg("limit_us"));

@@ -1,4 +1,5 @@
-// One rank's end of two-hop dispatch: state, epochs, each kernel as a launch, and what notify tells the host.
+// One rank's end of two-hop dispatch and combine: state, epochs, each kernel as a launch, and what notify tells the
+// host.
 #pragma once
 
 #include <chrono>
@@ -58,14 +59,28 @@ public:
     uint64_t notify(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
         call_.ticket = ++ticket_ & kEpochMask;
-        launch<TwoHopNotifyDispatch>(trace, stream);
+        launch<TwoHopNotifyDispatch>(config_.row(), trace, stream);
         return call_.ticket;
     }
 
     // Launches dispatch of the call, with what depends on its counts.
     void dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
-        launch<TwoHopDispatch>(trace, stream);
+        launch<TwoHopDispatch>(config_.row(), trace, stream);
+        epoch_ = next_epoch(epoch_);
+    }
+
+    // Launches cached_notify, behind which the kernel of a call that needs no counts may write to others.
+    void cached_notify(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
+        call_ = call;
+        launch<TwoHopCachedNotify>(config_.row(), trace, stream);
+    }
+
+    // Launches combine, with what a dispatch wrote.
+    void combine(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
+        if (!config_.can_combine()) throw std::invalid_argument("nodes: combine has a warp of a block for each");
+        call_ = call;
+        launch<TwoHopCombine>(config_.combine_row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
@@ -107,10 +122,11 @@ public:
 
 private:
     template <template <class> class Body>
-    void launch(TraceChoice trace, uint64_t stream) {
+    void launch(const RowLayout& row, TraceChoice trace, uint64_t stream) {
         set_comm_args();
         backend_.use_stream(stream);
         args_.call = call_;
+        args_.row = row;
         using OwnBody = Body<std::decay_t<decltype(args_.comm)>>;
         backend_.template launch<Family, OwnBody>(comm_, config_, args_, trace);
     }

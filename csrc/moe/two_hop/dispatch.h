@@ -2,7 +2,7 @@
 // channel, one that sends and receives and one that forwards. Who waits for whom, and why that ends: docs/two_hop.md.
 #pragma once
 
-#include "comm/counter.h"
+#include "moe/two_hop/call.h"
 #include "moe/two_hop/forwarder.h"
 #include "moe/two_hop/receiver.h"
 #include "moe/two_hop/sender.h"
@@ -118,36 +118,7 @@ struct TwoHopDispatch {
         TwoHopContext<Rec, Comm> context(warp, args, trace, kStage, roles.name());
         clear_shared(context);
         if (!is_called_off(context)) roles.run(context);
-        count_warp(context);
-    }
-
-private:
-    // Behind a notify that gave up: peers may still read what dispatch would write over, and would take it for theirs.
-    // Of this rank's notify all warps see that. Where another rank gave up some may not; they learn it from a wait.
-    template <class Rec>
-    TK_DEVICE static bool is_called_off(TwoHopContext<Rec, Comm>& context) {
-        const Warp& warp = context.warp;
-        if (!has_aborted(context.warp, context.comm)) return false;
-        const WaitFor nobody{context.stage, context.comm.rank, context.channel()};
-        const uint32_t channel = channel_number(TwoHopChannel::counts);
-        leave_fault(
-            warp,
-            context.comm,
-            GivenUp<WaitFor>{FaultCause::peer_aborted, channel, nobody, context.epoch, 0, 0, warp.block, warp.warp});
-        return true;
-    }
-
-    // The last warp of all leaves the state as the next call wants to find it: every other has read the epoch.
-    template <class Rec>
-    TK_DEVICE static void count_warp(TwoHopContext<Rec, Comm>& context) {
-        Warp& warp = context.warp;
-        TwoHopState& state = *context.args.state;
-        const uint64_t done = take_ticket<CommChannel::grid>(warp, &state.warps_done.word);
-        if (done != uint64_t{warp.num_blocks} * warp.num_warps - 1) return;
-        warp.leader([&] {
-            state.warps_done.word = 0;
-            state.epoch.word = next_epoch(context.epoch);
-        });
+        end_call(context);
     }
 };
 

@@ -6,6 +6,7 @@
 
 #include "moe/config.h"
 #include "moe/kernel_list.h"
+#include "moe/two_hop/combine.h"
 #include "moe/two_hop/dispatch.h"
 #include "moe/two_hop/notify.h"
 
@@ -28,13 +29,20 @@ struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
         return fp8 ? RowLayout::of(shape.hidden, shape.hidden / kScaleGroup, shape.topk)
                    : RowLayout::of(shape.row_bytes(), 0, shape.topk);
     }
-    TwoHopLayout layout() const { return TwoHopLayout::make(shape, nodes(), channels, rings(), row().bytes); }
+    // On the way back: bf16, and weights.
+    RowLayout combine_row() const { return RowLayout::of(shape.row_bytes(), 0, shape.topk); }
+    TwoHopLayout layout() const {
+        return TwoHopLayout::make(shape, nodes(), channels, rings(), row().bytes, combine_row().bytes);
+    }
+    // A warp of a block adds up for each node.
+    bool can_combine() const { return num_nodes <= two_hop_warps(nodes().peers); }
 
     // The grids that the kernels count on.
     void set_grid() {
         warps_per_block = two_hop_warps(nodes().peers);
         num_blocks = 2 * channels;
         stage_blocks[static_cast<uint32_t>(TwoHopStage::notify_dispatch)] = 1 + num_nodes;
+        stage_blocks[static_cast<uint32_t>(TwoHopStage::cached_notify)] = 1;
     }
 
     // What memory safety and the argument against circles rest on. least_slots: of a first-hop ring; tests try less.
@@ -89,7 +97,10 @@ struct TwoHopOn {
 
     template <class F>
     static void with_kernels(const TwoHopConfig&, F f) {
-        f(KernelList<TwoHopNotifyDispatch<Comm>, TwoHopDispatch<Comm>>{});
+        f(KernelList<TwoHopNotifyDispatch<Comm>,
+                     TwoHopDispatch<Comm>,
+                     TwoHopCachedNotify<Comm>,
+                     TwoHopCombine<Comm>>{});
     }
 
     template <class Memory>

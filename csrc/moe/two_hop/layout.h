@@ -8,6 +8,7 @@
 #include "moe/config.h"
 #include "moe/lines.h"
 #include "moe/two_hop/events.h"
+#include "moe/two_hop/names.h"
 #include "moe/two_hop/rows.h"
 
 namespace tracekern {
@@ -41,6 +42,10 @@ struct RingSizes {
         return rdma_chunk + kNumSenders - 1;
     }
     TK_HOST_DEVICE uint32_t chunks() const { return rdma_slots / rdma_chunk; }
+    // Of a ring between peers, for each node that rows go back to.
+    TK_HOST_DEVICE uint32_t return_slots(uint32_t num_nodes) const {
+        return nvl_slots > num_nodes ? nvl_slots / num_nodes : 1;
+    }
 };
 
 // Offsets in the symmetric heap. Blocks of counts are there twice, for even epochs and for odd ones.
@@ -60,17 +65,25 @@ struct TwoHopLayout {
     uint64_t prefix_flags;       // u64 [channel][peer][2][node] written by that peer: nvl_channel_prefix_start and _end
     uint64_t peer_tail_flags;    // LineWord [channel][peer]     as nvl_rows
     uint64_t peer_head_flags;    // LineWord [channel][peer]     written by that peer: rows that it has read
+    // Combine, where a ring between peers is divided by the nodes that rows go back to.
+    uint64_t return_tail_flags;  // LineWord [channel][peer][node]  as return rows
+    uint64_t return_head_flags;  // LineWord [channel][peer][node]  written by that peer: rows that it has added up
     uint64_t flags_end;
 
     SymBuffer meta;       // i32 [2 * peers + 2]: rdma_channel_meta
     SymBuffer rdma_rows;  // [rdma slot] row: rdma_channel_data
-    AsymBuffer nvl_rows;  // [nvl slot] row: nvl_channel_x
+    AsymBuffer nvl_rows;  // [nvl slot] row: nvl_channel_x; in combine [node][return slot] row
     uint64_t meta_begin, rdma_rows_begin, nvl_rows_begin;
     uint64_t counts_bytes, peer_counts_bytes;  // of a block
     uint64_t total_bytes;
 
-    static TwoHopLayout make(
-        const MoeShape& shape, const NodeShape& nodes, uint32_t channels, const RingSizes& rings, uint64_t row_bytes) {
+    // row_bytes, combine_row_bytes: of rows on their way there, and back.
+    static TwoHopLayout make(const MoeShape& shape,
+                             const NodeShape& nodes,
+                             uint32_t channels,
+                             const RingSizes& rings,
+                             uint64_t row_bytes,
+                             uint64_t combine_row_bytes) {
         const uint64_t n = nodes.num_nodes, p = nodes.peers, num_local = shape.num_local_experts();
         TwoHopLayout layout{};
         uint64_t cursor = sizeof(HeapControl);
@@ -93,10 +106,15 @@ struct TwoHopLayout {
         layout.prefix_flags = take(channels * p * 2 * n * sizeof(uint64_t));
         layout.peer_tail_flags = take(channels * p * sizeof(LineWord));
         layout.peer_head_flags = take(channels * p * sizeof(LineWord));
+        layout.return_tail_flags = take(channels * p * n * sizeof(LineWord));
+        layout.return_head_flags = take(channels * p * n * sizeof(LineWord));
         layout.flags_end = cursor;
         layout.meta = {whole_lines((2 * p + 2) * sizeof(int32_t)), nodes.num_nodes, channels};
-        layout.rdma_rows = {whole_lines(rings.rdma_slots * row_bytes), nodes.num_nodes, channels};
-        layout.nvl_rows = {whole_lines(rings.nvl_slots * row_bytes), nodes.peers, channels};
+        const auto larger = [](uint64_t a, uint64_t b) { return whole_lines(a > b ? a : b); };
+        const uint64_t rdma_slots = rings.rdma_slots, return_slots = n * rings.return_slots(nodes.num_nodes);
+        layout.rdma_rows = {larger(rdma_slots * row_bytes, rdma_slots * combine_row_bytes), nodes.num_nodes, channels};
+        layout.nvl_rows = {
+            larger(rings.nvl_slots * row_bytes, return_slots * combine_row_bytes), nodes.peers, channels};
         layout.meta_begin = take(layout.meta.bytes());
         layout.rdma_rows_begin = take(layout.rdma_rows.bytes());
         layout.nvl_rows_begin = take(layout.nvl_rows.bytes());
@@ -136,12 +154,18 @@ struct TwoHopCall {
     int32_t* send_nvl_head;                    // [forwarded token][peer] its place among those of its node, -1: none
     int32_t* recv_rdma_channel_prefix_matrix;  // [node][channel] tokens from it in the channels up to this one
     int32_t* recv_gbl_channel_prefix_matrix;   // [rank][channel] first row of this channel
+    // combine, with what dispatch wrote
+    const char* combine_x;              // [row][hidden] bf16
+    uint32_t has_weights;               // of combine: weights come back, too; the same on all ranks
+    const float* combine_topk_weights;  // [row][topk]
+    char* combined_x;                   // [token][hidden] bf16
+    float* combined_topk_weights;       // [token][topk]
 };
 
 // What a rank keeps from call to call, in memory that no peer touches.
 struct TwoHopState {
     LineWord epoch;       // of the call under way
-    LineWord warps_done;  // of its dispatch; the last one goes on to the next epoch
+    LineWord warps_done;  // of its dispatch or combine; the last one goes on to the next epoch
 };
 
 // What notify_dispatch tells the host: {ticket, value} each, in memory of the host.
@@ -165,7 +189,7 @@ struct TwoHopArgs {
     NodeShape nodes;
     uint32_t num_channels;
     RingSizes rings;
-    RowLayout row;
+    RowLayout row;  // on the way of the kernel: there, or back
     TwoHopLayout layout;
     TwoHopState* state;
     HostCounts* host_counts;
@@ -240,6 +264,22 @@ struct TwoHopArgs {
     }
     TK_DEVICE uint64_t peer_head_flag(uint32_t channel, uint32_t peer) const {
         return layout.peer_head_flags + (uint64_t{channel} * nodes.peers + peer) * sizeof(LineWord);
+    }
+
+    // ---- the way back within a node: likewise, of the part for `node` ----
+    TK_DEVICE uint64_t return_row(uint32_t channel, uint32_t peer, uint32_t node, uint32_t position) const {
+        const uint32_t slots = rings.return_slots(nodes.num_nodes);
+        return layout.nvl_rows_begin + layout.nvl_rows.at(channel, peer) +
+               (uint64_t{node} * slots + position % slots) * row.bytes;
+    }
+    TK_DEVICE uint64_t return_tail_flag(uint32_t channel, uint32_t peer, uint32_t node) const {
+        return layout.return_tail_flags + return_ring(channel, peer, node) * sizeof(LineWord);
+    }
+    TK_DEVICE uint64_t return_head_flag(uint32_t channel, uint32_t peer, uint32_t node) const {
+        return layout.return_head_flags + return_ring(channel, peer, node) * sizeof(LineWord);
+    }
+    TK_DEVICE uint64_t return_ring(uint32_t channel, uint32_t peer, uint32_t node) const {
+        return (uint64_t{channel} * nodes.peers + peer) * nodes.num_nodes + node;
     }
 };
 

@@ -1,4 +1,4 @@
-"""Dispatch across nodes in two hops (docs/two_hop.md): where tokens go and where their rows come to lie."""
+"""Dispatch and combine across nodes in two hops (docs/two_hop.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAMILY = Family(
     make_pipeline=TwoHopPipeline,
     expected=None,
     count_wrong=count_wrong_elements,
-    reference_name=lambda variant: "received_reference",
+    reference_name=lambda variant: "node_reduced_reference",
     why_unsuitable=why_unsuitable,
     tensor_bytes=tensor_bytes,
     heap_options=heap_options,

@@ -1,4 +1,4 @@
-"""DeepEP's Buffer for prefill: dispatch over the ranks of several nodes in two hops, every step on record."""
+"""DeepEP's Buffer for prefill: dispatch and combine over several nodes in two hops, every step on record."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import EventOverlap, check_start, refuse_later
-from tracekern.moe.two_hop.checks import check_config, check_dispatch, check_making, check_topk_idx
+from tracekern.moe.deepep import EventOverlap, Limits, check_start, refuse_later
+from tracekern.moe.two_hop.checks import check_combine, check_config, check_dispatch, check_making, check_topk_idx
 from tracekern.moe.two_hop.handle import Given, Handle, Received
 from tracekern.moe.two_hop.kernels import Kernels
 from tracekern.moe.two_hop.layout import Nodes, get_dispatch_layout
@@ -34,7 +34,8 @@ AfterStage = Callable[[str], None]
 
 
 class Buffer:
-    """Dispatch in two hops (csrc/moe/two_hop): once to each node, and there to each rank that wants the token.
+    """Dispatch in two hops (csrc/moe/two_hop): once to each node, and there to each rank that wants the token. Combine
+    goes the same way back, and adds up on it.
 
     All ranks make it and call it in the same order. Usable from one thread at a time.
 
@@ -113,6 +114,11 @@ class Buffer:
     def get_dispatch_config(cls, num_ranks: int) -> Config:
         """Returns the Config that DeepEP recommends for so many ranks, with rings of whole chunks."""
         return recommended_config(num_ranks, cls.num_sms)
+
+    @classmethod
+    def get_combine_config(cls, num_ranks: int) -> Config:
+        """Returns what combine goes by: the Config of the dispatch, whose rings it uses."""
+        return cls.get_dispatch_config(num_ranks)
 
     def get_dispatch_layout(
         self,
@@ -202,6 +208,43 @@ class Buffer:
             received = self._dispatch(check, capture, timeout_s, on_timeout, after_stage)
         return *received.as_returned(), EventOverlap()
 
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: Handle,
+        topk_weights: torch.Tensor | None = None,
+        bias: Any = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        *,
+        capture: Capture | None = None,
+        timeout_s: float | None = None,
+        on_timeout: str | None = None,
+        after_stage: AfterStage | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Gives rows back to where their tokens came from. Returns (combined_x, combined_topk_weights, event).
+
+        x: bf16, a row for each of recv_x. handle: of the dispatch. combined_x: [num_tokens, hidden] bf16, the sum of a
+        token's rows: in fp32 those of a node in the order of its ranks, rounded to bf16, then in fp32 those of the
+        nodes. topk_weights: [num_rows, topk] fp32, added up in the same order, in fp32 alone; None: none come back.
+        The rest: see dispatch(). Raises BadInput, and CommTimeout if a peer does not arrive.
+        """
+        with self.comm.one_user_call("combine"):
+            if self._is_destroyed:
+                raise BadInput("the buffer was destroyed; make another one")
+            refuse_later(
+                bias=bias,
+                previous_event=previous_event,
+                async_finish=async_finish,
+                allocate_on_comm_stream=allocate_on_comm_stream,
+            )
+            limits = check_start(self._limits, capture, timeout_s, on_timeout)
+            parts = check_combine(self.comm, self.nodes, self._layout, x, handle, topk_weights, config)
+            combined, weights = self._combine(x, parts, topk_weights, capture, limits, after_stage)
+        return combined, weights, EventOverlap()
+
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished.
 
@@ -250,6 +293,28 @@ class Buffer:
             if self.comm.is_usable:  # nothing was launched
                 board.take_back_call(number)
             raise
+
+    def _combine(
+        self,
+        x: torch.Tensor,
+        handle: Handle,
+        topk_weights: torch.Tensor | None,
+        capture: Capture | None,
+        limits: Limits,
+        after_stage: AfterStage | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        num_tokens = len(handle.is_token_in_rank)
+        combined = x.new_empty((num_tokens, x.shape[1]))
+        weights = None if topk_weights is None else topk_weights.new_empty((num_tokens, topk_weights.shape[1]))
+        tensors: dict[str, torch.Tensor | None] = {
+            **handle._asdict(),
+            "combine_x": x,
+            "combine_topk_weights": topk_weights,
+            "combined_x": combined,
+            "combined_topk_weights": weights,
+        }
+        self._kernels.combine(tensors, num_tokens, capture, limits, after_stage)
+        return combined, weights
 
     def _check_on_all(self, check: Callable[[], tuple[Layout, Given]], timeout_s: Any) -> Given:
         """Checks a call: on this rank alone if the layout is that of the call before, else on all together."""

@@ -9,7 +9,7 @@ from tracekern.errors import BadInput
 from tracekern.moe.deepep import check_aligned, check_flag
 from tracekern.moe.pipeline import MAX_CPU_WARPS
 from tracekern.moe.shape import MAX_EXPERTS, check_range, check_tensor, describe_tensor, require_tensor
-from tracekern.moe.two_hop.handle import Given
+from tracekern.moe.two_hop.handle import Given, Handle
 from tracekern.moe.two_hop.layout import Nodes, is_token_in_node
 from tracekern.moe.two_hop.settings import FACTS, MAX_TOPK, SCALE_GROUP, Config, Layout
 
@@ -89,6 +89,49 @@ def check_dispatch(
     if comm.device.backend == "cpu":  # on a GPU looking at them would synchronize the stream in every call
         _check_belongs(given, nodes, num_experts)
     return Layout(num_experts, topk, int(hidden), scales is not None, config), given
+
+
+def check_combine(
+    comm: Communicator, nodes: Nodes, layout: Layout | None, x: Any, handle: Any, topk_weights: Any, config: Any
+) -> Handle:
+    """Returns the handle of tensors that combine can use. layout: of the dispatch before. Raises BadInput."""
+    import torch
+
+    if not isinstance(handle, tuple) or len(handle) != len(Handle._fields):
+        raise BadInput(f"handle is {type(handle).__name__}; wanted the one that dispatch() returned")
+    if layout is None:
+        raise BadInput("nothing was dispatched; combine goes the way back of a dispatch")
+    if config is not None and config != layout.config:
+        raise BadInput(f"config is {config}; the dispatch had {layout.config}: leave it out")
+    if nodes.num_nodes > FACTS.warps(nodes.peers):
+        raise BadInput(
+            f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.peers)}, a warp "
+            "of a block each"
+        )
+    parts, channels = Handle(*handle), layout.config.num_channels
+    for name, part in parts._asdict().items():
+        require_tensor(f"handle.{name}", part)
+    num_tokens, num_rows = (int(part.shape[0]) if part.ndim else 0 for part in (parts[0], parts.recv_src_meta))
+    num_forwarded = int(parts.send_nvl_head.shape[0]) if parts.send_nvl_head.ndim else 0
+    sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "is_token_in_rank": (torch.bool, (num_tokens, nodes.num_ranks)),
+        "rdma_channel_prefix_matrix": (torch.int32, (nodes.num_nodes, channels)),
+        "gbl_channel_prefix_matrix": (torch.int32, (nodes.num_ranks, channels)),
+        "recv_rdma_channel_prefix_matrix": (torch.int32, (nodes.num_nodes, channels)),
+        "recv_rdma_rank_prefix_sum": (torch.int32, (nodes.num_nodes,)),
+        "recv_gbl_channel_prefix_matrix": (torch.int32, (nodes.num_ranks, channels)),
+        "recv_gbl_rank_prefix_sum": (torch.int32, (nodes.num_ranks,)),
+        "recv_src_meta": (torch.uint8, (num_rows, 8)),
+        "send_rdma_head": (torch.int32, (num_tokens, nodes.num_nodes)),
+        "send_nvl_head": (torch.int32, (num_forwarded, nodes.peers)),
+    }
+    for name, (dtype, size) in sizes.items():
+        check_tensor(comm, f"handle.{name}", getattr(parts, name), dtype, size)
+    check_tensor(comm, "x", x, torch.bfloat16, (num_rows, layout.hidden))
+    check_aligned("x", x)
+    if topk_weights is not None:
+        check_tensor(comm, "topk_weights", topk_weights, torch.float32, (num_rows, layout.topk))
+    return parts
 
 
 def _check_x(comm: Communicator, x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

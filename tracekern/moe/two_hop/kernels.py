@@ -51,6 +51,10 @@ _TENSORS = (
     "send_nvl_head",
     "recv_rdma_channel_prefix_matrix",
     "recv_gbl_channel_prefix_matrix",
+    "combine_x",
+    "combine_topk_weights",
+    "combined_x",
+    "combined_topk_weights",
 )
 """Names of the tensors of the native Call."""
 _OF_ROWS = ("recv_x", "recv_x_scales", "recv_topk_idx", "recv_topk_weights", "recv_src_meta")
@@ -105,9 +109,12 @@ class Kernels:
                 self.native = self._family.Buffer(comm.native, **options)
         except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
             raise BadInput(str(error)) from None
-        events, warps = _event_table(nodes, layout, max_tokens), FACTS.warps(nodes.peers)
+        events, warps = _event_table(nodes, layout, max_tokens, layout.row_bytes), FACTS.warps(nodes.peers)
         self._launches = Launches(comm, events, FACTS.roles, layout.config.num_sms, warps)
-        self._launches.add_stage(STAGES[0], events, FACTS.roles, 1 + nodes.num_nodes, warps)
+        self._launches.add_stage("notify_dispatch", events, FACTS.roles, 1 + nodes.num_nodes, warps)
+        self._launches.add_stage("cached_notify", events, FACTS.roles, 1, warps)
+        of_combine = _event_table(nodes, layout, max_tokens, layout.combine_row_bytes)
+        self._launches.add_stage("combine", of_combine, FACTS.roles, layout.config.num_sms, warps)
         self._poll = CountsPoll(comm, self.native.wait_counts)
         self._num_calls = 0
         """Tickets of the native buffer."""
@@ -177,6 +184,26 @@ class Kernels:
             assert found is not None  # None is a failure that check() raises
             return found
 
+    def combine(
+        self,
+        tensors: Tensors,
+        num_tokens: int,
+        capture: Capture | None,
+        limits: Limits,
+        after_stage: AfterStage | None = None,
+    ) -> None:
+        """Launches a combine on the current stream; on the CPU runs it. tensors: of a handle, and the call's own."""
+        native_call = self._native_call(tensors, num_tokens, 1)
+        kernels = {"cached_notify": self.native.cached_notify, "combine": self.native.combine}
+
+        def run(stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
+            for stage, descriptor in zip(stages, descriptors, strict=True):
+                kernels[stage](native_call, descriptor, stream)
+
+        with self._order.limited(limits), self._order.in_order():
+            self._launches.late_us = 0
+            self._launches.start(tuple(kernels), run, int(self.native.epoch), capture, after_stage)
+
     def _start_notify(self, call: _Call) -> None:
         self._launches.late_us = 0
         self._launches.start(STAGES[:1], self._run(call), call.epoch, call.capture, call.after_stage)
@@ -184,7 +211,7 @@ class Kernels:
     def _start_dispatch(self, call: _Call) -> None:
         with self._comm.one_call():  # a refusal now breaks off what has begun
             self._launches.late_us = call.late_us
-            self._launches.start(STAGES[1:], self._run(call), call.epoch, call.capture, call.after_stage)
+            self._launches.start(STAGES[1:2], self._run(call), call.epoch, call.capture, call.after_stage)
 
     def check_overflow(self) -> None:
         """Raises BadInput if more rows came than num_worst_tokens, in any call that has begun since the last check."""
@@ -200,15 +227,7 @@ class Kernels:
 
     def _run(self, call: _Call) -> Callable[[Sequence[str], Sequence[int], int], None]:
         """Returns what launches stages of the call."""
-        rows, places = call.tensors.get("recv_src_meta"), call.tensors.get("send_nvl_head")
-        native_call = self._family.Call(
-            num_tokens=call.given.num_tokens,
-            expert_alignment=call.given.expert_alignment,
-            recv_capacity=0 if rows is None else len(rows),
-            forward_capacity=0 if places is None else len(places),
-            ticket=0,
-            **{name: address(call.tensors.get(name)) for name in _TENSORS},
-        )
+        native_call = self._native_call(call.tensors, call.given.num_tokens, call.given.expert_alignment)
 
         def run(stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
             for stage, descriptor in zip(stages, descriptors, strict=True):
@@ -219,6 +238,18 @@ class Kernels:
                     self.native.dispatch(native_call, descriptor, stream)
 
         return run
+
+    def _native_call(self, tensors: Tensors, num_tokens: int, expert_alignment: int) -> Any:
+        rows, places = tensors.get("recv_src_meta"), tensors.get("send_nvl_head")
+        return self._family.Call(
+            num_tokens=num_tokens,
+            expert_alignment=expert_alignment,
+            recv_capacity=0 if rows is None else len(rows),
+            forward_capacity=0 if places is None else len(places),
+            ticket=0,
+            has_weights=tensors.get("combine_topk_weights") is not None,
+            **{name: address(tensors.get(name)) for name in _TENSORS},
+        )
 
     # ---- memory ----
 
@@ -267,9 +298,9 @@ def _stream_of(comm: Communicator) -> Callable[[], contextlib.AbstractContextMan
     return lambda: torch.cuda.stream(stream)
 
 
-def _event_table(nodes: Nodes, layout: Layout, max_tokens: int) -> str:
-    """Returns the event table of such calls for captures."""
-    config, row = layout.config, layout.row_bytes
+def _event_table(nodes: Nodes, layout: Layout, max_tokens: int, row: int) -> str:
+    """Returns the event table of such calls for captures. row: bytes of a token as it travels."""
+    config = layout.config
     settings = {
         "variant": "two_hop",
         "tokens": max_tokens,
@@ -284,10 +315,13 @@ def _event_table(nodes: Nodes, layout: Layout, max_tokens: int) -> str:
     bytes_of: dict[str, int | tuple[int, str]] = {
         "copy_to_ring": (row, "nodes"),
         "issue_put": (row, "tokens"),
-        **dict.fromkeys(("forward_token", "receive_token"), row),
+        **dict.fromkeys(("forward_token", "receive_token", "send_row"), row),
+        "sum_in_node": (row, "peers"),
+        "reduce_token": (row, "nodes"),
     }
     slots = {
         "head": config.num_max_rdma_chunked_recv_tokens,
         "peer_head": config.num_max_nvl_chunked_recv_tokens,
+        "return_head": FACTS.return_slots(config.num_max_nvl_chunked_recv_tokens, nodes.num_nodes),
     }
     return describe(FACTS.event_table(), settings, bytes_of, slots)

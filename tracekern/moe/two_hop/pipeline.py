@@ -1,14 +1,15 @@
-"""A two-hop dispatch as one call: what `tracekern run moe` runs until there is a combine."""
+"""Two-hop dispatch, experts and combine as one call: what `tracekern run moe` runs."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe.experts import Experts
+from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.pipeline import SPARE_SMS
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
@@ -16,7 +17,13 @@ from tracekern.moe.two_hop.buffer import Buffer
 from tracekern.moe.two_hop.handle import Received
 from tracekern.moe.two_hop.kernels import STAGES
 from tracekern.moe.two_hop.layout import NODE_SIZES, Nodes
-from tracekern.moe.two_hop.reference import count_wrong, received_reference
+from tracekern.moe.two_hop.reference import (
+    count_wrong,
+    expert_rows,
+    node_reduced_reference,
+    num_different,
+    received_reference,
+)
 from tracekern.moe.two_hop.settings import FACTS, MAX_SLOTS, Config, Layout, recommended_config
 
 if TYPE_CHECKING:
@@ -38,10 +45,18 @@ HIGHEST = {"nodes": FACTS.max_nodes, "channels": FACTS.max_channels, **dict.from
 """Option of a run -> its largest value."""
 
 
-class TwoHopPipeline:
-    """Layout -> dispatch through a Buffer of its own, with the interface of other families' pipelines.
+@dataclass(frozen=True)
+class Carried:
+    """What a call carried: there, and back."""
 
-    A call returns what was received, and leaves the experts out.
+    received: Received
+    combined: torch.Tensor
+    """[num_tokens, hidden] bf16."""
+
+
+class TwoHopPipeline:
+    """Layout -> dispatch -> experts -> combine through a Buffer of its own, with the interface of other families'
+    pipelines. The experts are a stand-in in plain torch: reference.expert_rows().
     """
 
     stages = STAGES
@@ -104,7 +119,8 @@ class TwoHopPipeline:
         device = self.comm.device.torch_device
         none = torch.empty((0, self.shape.hidden), dtype=torch.bfloat16, device=device)
         chosen = torch.empty((0, self.shape.topk), dtype=torch.int64, device=device)
-        self._dispatch(none, chosen, chosen.float(), None, None)
+        received = self._dispatch(none, chosen, chosen.float(), None, None)
+        self.buffer.combine(received.recv_x, received.handle)
         self.synchronize()
         self.reset()  # calls are counted from the first one with tokens
 
@@ -127,9 +143,19 @@ class TwoHopPipeline:
         out: torch.Tensor | None = None,
         capture: Capture | None = None,
         after_stage: Callable[[str], None] | None = None,
-    ) -> Received:
-        """Returns what this rank received. Arguments as those of tracekern.moe.pipeline.Pipeline; `out` is None."""
-        return self._dispatch(x, topk_idx.long(), topk_weights, capture, after_stage)
+    ) -> Carried:
+        """Returns what this rank received, and what came back. Arguments as those of tracekern.moe.pipeline.Pipeline;
+        `out` is None.
+        """
+        received = self._dispatch(x, topk_idx.long(), topk_weights, capture, after_stage)
+        assert received.recv_topk_idx is not None
+        assert received.recv_topk_weights is not None
+        num_local = self.shape.num_local_experts
+        scale = experts.scale[self.comm.group.rank * num_local :][:num_local]
+        rows = expert_rows(received.recv_x, received.recv_topk_idx, received.recv_topk_weights, scale)
+        how = {"capture": capture, "after_stage": after_stage}
+        combined, _, _ = self.buffer.combine(rows, received.handle, **how)  # type: ignore[arg-type]
+        return Carried(received, combined)
 
     def _dispatch(
         self,
@@ -203,7 +229,9 @@ def why_unsuitable(shape: MoeShape, options: dict[str, int]) -> str:
         return f"hidden is {shape.hidden}; variant two_hop takes a multiple of 8"
     try:
         chosen = chosen_options(shape, options)
-        Nodes.of(shape.num_ranks, chosen["nodes"])
+        nodes = Nodes.of(shape.num_ranks, chosen["nodes"])
+        if nodes.num_nodes > FACTS.warps(nodes.peers):
+            return f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.peers)}"
         config_of(chosen)
     except BadInput as error:
         return str(error)
@@ -225,11 +253,14 @@ def tensor_bytes(shape: MoeShape) -> int:
 
 
 def count_wrong_elements(
-    received: Received, batches: Sequence[Batch], rank: int, shape: MoeShape, options: dict[str, int]
+    carried: Carried, batches: Sequence[Batch], rank: int, shape: MoeShape, options: dict[str, int]
 ) -> int:
-    """Returns how many elements of what a rank received differ from received_reference(). batches: of all ranks."""
+    """Returns how many elements of what a rank received differ from received_reference(), and of what came back from
+    node_reduced_reference(). batches: of all ranks.
+    """
     nodes = Nodes.of(shape.num_ranks, options["nodes"])
-    received = received.what_came()
+    received, own = carried.received.what_came(), batches[rank]
+    came_back = node_reduced_reference(own.x, own.topk_idx.long(), own.topk_weights, draw_experts(shape), nodes)
     wanted = received_reference(
         [batch.x for batch in batches],
         None,
@@ -242,7 +273,7 @@ def count_wrong_elements(
     )
     if not received.num_recv_tokens_per_expert_list:  # no host has waited for them
         wanted = dataclasses.replace(wanted, num_recv_tokens_per_expert_list=[])
-    return count_wrong(received, wanted)
+    return count_wrong(received, wanted) + num_different(carried.combined, came_back)
 
 
 def _layout_of(shape: MoeShape, config: Config) -> Layout:

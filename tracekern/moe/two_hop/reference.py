@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracekern.moe.experts import Experts
 from tracekern.moe.two_hop.handle import Handle, Received
 from tracekern.moe.two_hop.layout import (
     DispatchLayout,
@@ -58,6 +59,44 @@ def dispatch_reference(
         torch.where(is_local, weights, 0),
         torch.cat(sources),
     )
+
+
+def node_reduced_reference(
+    x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, experts: Experts, nodes: Nodes
+) -> torch.Tensor:
+    """Returns what comes back to a rank for its tokens where each rank gives back expert_rows(): [num_tokens, hidden].
+
+    Rows are added up in fp32 in the order of a node's ranks, rounded, and these sums in the order of the nodes.
+    """
+    import torch
+
+    num_local = len(experts.scale) // nodes.num_ranks
+    total = torch.zeros(x.shape, dtype=torch.float32)
+    for node in range(nodes.num_nodes):
+        of_node = torch.zeros_like(total)
+        for rank in range(node * nodes.peers, (node + 1) * nodes.peers):
+            is_local = (topk_idx >= 0) & (topk_idx // num_local == rank)
+            local = torch.where(is_local, topk_idx - rank * num_local, -1)
+            scale = experts.scale[rank * num_local :][:num_local]
+            of_node += expert_rows(x, local, topk_weights, scale).float()
+        total += of_node.to(x.dtype).float()
+    return total.to(x.dtype)
+
+
+def expert_rows(
+    x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """Returns what a stand-in for a rank's experts makes of rows: each times the sum over its choices, in their order,
+    of weight * scale. topk_idx: local experts, -1: none. scale: [num_local_experts] fp32.
+    """
+    import torch
+
+    factor = torch.zeros(len(x), dtype=torch.float32, device=x.device)
+    for choice in range(topk_idx.shape[1]):
+        expert = topk_idx[:, choice]
+        term = topk_weights[:, choice] * scale[expert.clamp(min=0)]
+        factor = factor + torch.where(expert >= 0, term, 0.0)
+    return (x.float() * factor[:, None]).to(x.dtype)
 
 
 def received_reference(
@@ -139,11 +178,12 @@ def count_wrong(received: Received, wanted: Received) -> int:
     pairs = [*zip(received.handle, wanted.handle, strict=True)]
     for name in ("recv_x", "recv_x_scales", "recv_topk_idx", "recv_topk_weights"):
         pairs.append((getattr(received, name), getattr(wanted, name)))
-    wrong = sum(_num_different(*pair) for pair in pairs)
+    wrong = sum(num_different(*pair) for pair in pairs)
     return wrong + int(received.num_recv_tokens_per_expert_list != wanted.num_recv_tokens_per_expert_list)
 
 
-def _num_different(one: torch.Tensor | None, other: torch.Tensor | None) -> int:
+def num_different(one: torch.Tensor | None, other: torch.Tensor | None) -> int:
+    """Returns how many elements differ in any bit. Of a tensor of another size or dtype all do."""
     import torch
 
     if one is None or other is None:

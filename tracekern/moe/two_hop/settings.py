@@ -21,10 +21,16 @@ MAX_SLOTS = (1 << 14) - 1
 NODE_PEERS = 8
 """Ranks of a node where nobody says how many there are, as in DeepEP."""
 FAULT_SLOTS = dict.fromkeys(
-    ("meta", "tail", "head", "prefix", "peer_tail", "peer_head", "lock", "ready", "forwarded"), "of dispatch channel"
+    (
+        *("meta", "tail", "head", "prefix", "peer_tail", "peer_head", "return_tail", "return_head"),
+        *("lock", "ready", "forwarded", "reduced"),
+    ),
+    "of dispatch channel",
 )
 """Channel -> what the slot of a fault record is."""
-FAULT_VALUES = dict.fromkeys(("tail", "head", "peer_tail", "peer_head", "ready", "forwarded"), "token")
+FAULT_VALUES = dict.fromkeys(
+    ("tail", "head", "peer_tail", "peer_head", "return_tail", "return_head", "ready", "forwarded", "reduced"), "token"
+)
 """Channel -> what the values of its flags count."""
 
 
@@ -97,7 +103,9 @@ class Config:
         of 8 ranks, as in DeepEP. The hint is for any top-k up to 128, so that a call may need less.
         """
         nodes, row = self._nodes_and_row(hidden_bytes, num_ranks, num_nodes)
-        return self.num_channels * nodes.peers * whole_chunks(self.num_max_nvl_chunked_recv_tokens * row, LINE_BYTES)
+        slots = self.num_max_nvl_chunked_recv_tokens
+        slots = max(slots, nodes.num_nodes * FACTS.return_slots(slots, nodes.num_nodes))  # to receive, and to give back
+        return self.num_channels * nodes.peers * whole_chunks(slots * row, LINE_BYTES)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int, num_nodes: int = 0) -> int:
         """Returns the bytes of all else: rings between nodes, counts and flags. Arguments as for the other hint."""
@@ -187,6 +195,11 @@ class Layout:
     def row_bytes(self) -> int:
         """Bytes of a token as it travels."""
         return int(FACTS.row_bytes(self.hidden * (1 if self.is_fp8 else 2), self.num_scales, self.topk))
+
+    @property
+    def combine_row_bytes(self) -> int:
+        """Bytes of a token as it travels back."""
+        return int(FACTS.row_bytes(self.hidden * 2, 0, self.topk))
 
     def __str__(self) -> str:
         kind = "fp8" if self.is_fp8 else "bf16"

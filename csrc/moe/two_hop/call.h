@@ -1,0 +1,31 @@
+// What the kernels share that move rows, dispatch and combine: when they are called off, and how a call ends.
+#pragma once
+
+#include "comm/counter.h"
+#include "moe/two_hop/layout.h"
+
+namespace tracekern {
+
+// Whether some rank gave up. Behind a notify that did, peers may still read what this kernel would write over, and
+// would take it for theirs. Of this rank's notify all warps see that. Where another rank gave up some may not; they
+// learn it from a wait.
+template <class Rec, class Comm>
+TK_DEVICE bool is_called_off(TwoHopContext<Rec, Comm>& context) {
+    const WaitFor nobody{context.stage, context.comm.rank, context.channel()};
+    return gives_up_with_others(context.warp, context.comm, channel_number(TwoHopChannel::counts), nobody);
+}
+
+// The last warp of all leaves the state as the next call wants to find it: every other has read the epoch.
+template <class Rec, class Comm>
+TK_DEVICE void end_call(TwoHopContext<Rec, Comm>& context) {
+    Warp& warp = context.warp;
+    TwoHopState& state = *context.args.state;
+    const uint64_t done = take_ticket<CommChannel::grid>(warp, &state.warps_done.word);
+    if (done != uint64_t{warp.num_blocks} * warp.num_warps - 1) return;
+    warp.leader([&] {
+        state.warps_done.word = 0;
+        state.epoch.word = next_epoch(context.epoch);
+    });
+}
+
+}  // namespace tracekern

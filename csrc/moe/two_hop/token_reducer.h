@@ -1,0 +1,174 @@
+// Combine, second hop, at the source: receivers add up what came back for a token from all nodes, in fp32 and in the
+// order of the nodes, and a coordinator gives the rings' slots back.
+//
+// Receivers take the channel's tokens in turns. A slot is free when all tokens up to its own were added up, by
+// whichever receiver: the coordinator goes through the tokens behind the slowest of them.
+#pragma once
+
+#include "moe/two_hop/node_reducer.h"
+
+namespace tracekern {
+
+constexpr uint32_t kNumReceivers = 7;  // warps of a channel
+
+// Shared memory of a block with receivers.
+struct TokenReducerShared {
+    uint64_t reduced[kNumReceivers];  // of the tokens that are this receiver's: all before this one, from 0
+    Contribution results[kNumReceivers][kMaxTwoHopNodes];
+};
+
+// The tokens of the channel.
+template <class Rec, class Comm>
+TK_DEVICE TaskRange own_tokens(const TwoHopContext<Rec, Comm>& context) {
+    return TaskRange::of(context.args.call.num_tokens, context.args.num_channels, context.channel());
+}
+
+// A lane a node: the token's place in the ring from there, -1: none.
+template <class Rec, class Comm>
+TK_DEVICE PerLane<int32_t> places_from_nodes(const TwoHopContext<Rec, Comm>& context, uint32_t token) {
+    const TwoHopArgs<Comm>& args = context.args;
+    const int32_t* places = args.call.send_rdma_head + uint64_t{token} * args.nodes.num_nodes;
+    return context.warp.lanes(
+        [&](int lane) { return static_cast<uint32_t>(lane) < args.nodes.num_nodes ? places[lane] : -1; });
+}
+
+// ---- receivers ----
+
+template <class Rec, class Comm>
+class TokenReducer {
+public:
+    TK_DEVICE TokenReducer(TwoHopContext<Rec, Comm>& context, uint32_t receiver)
+        : context_(context),
+          warp_(context.warp),
+          args_(context.args),
+          channel_(context.channel()),
+          receiver_(receiver) {}
+
+    TK_DEVICE bool run() {
+        const TaskRange range = own_tokens(context_);
+        TK_NO_UNROLL
+        for (uint32_t token = range.begin + receiver_; token < range.end; token += kNumReceivers) {
+            const auto places = places_from_nodes(context_, token);
+            if (!wait_tails(places)) return false;
+            reduce_token(token, places);
+            signal_reduced(token - range.begin + kNumReceivers);
+        }
+        return true;
+    }
+
+private:
+    TK_DEVICE bool wait_tails(const PerLane<int32_t>& places) {
+        for (uint32_t nodes = warp_.ballot([&](int lane) { return places[lane] >= 0; }); nodes; nodes &= nodes - 1) {
+            const uint32_t node = first_bit(nodes), rank = args_.rank_in(node);
+            const auto place = static_cast<uint32_t>(warp_.shuffle(places, static_cast<int>(node)));
+            const auto* flag = args_.template own<uint64_t>(args_.tail_flag(channel_, node, place));
+            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, place, place);
+            TK_WAIT(context_.recorder, TwoHopEvent::wait_tail, rank, channel_);
+            const bool ok =
+                wait_at_least<TwoHopChannel::tail>(warp_, context_.comm, flag, context_.epoch, place + 1, whom).ok;
+            TK_END_IF(ok, rank, place + 1);
+            if (!ok) return false;
+        }
+        return true;
+    }
+
+    TK_DEVICE void reduce_token(uint32_t token, const PerLane<int32_t>& places) {
+        const TwoHopCall& call = args_.call;
+        const RowLayout& layout = args_.row;
+        Contribution* list = warp_.template shared<TokenReducerShared>().results[receiver_];
+        const uint32_t nodes = warp_.ballot([&](int lane) { return places[lane] >= 0; }), count = count_bits(nodes);
+        warp_.sync();  // the list of the token before was read
+        warp_.each_lane([&](int lane) {
+            if (lane >= 32 || !(nodes >> lane & 1)) return;
+            const auto node = static_cast<uint32_t>(lane);
+            const uint64_t at = args_.rdma_row_in(channel_, node, static_cast<uint32_t>(places[lane]));
+            list[count_bits(nodes & ((1u << lane) - 1))] = {args_.template own<char>(at), 1.0f, Expert{}, node, 0};
+        });
+        warp_.sync();
+        TK_RANGE(context_.recorder, TwoHopEvent::reduce_token, token);
+        if (call.has_weights) {
+            sum_weights(context_, list, count, call.combined_topk_weights + uint64_t{token} * layout.topk);
+        }
+        char* to = call.combined_x + uint64_t{token} * layout.hidden_bytes;
+        sum_rows<BFloat16, false, false, kRingLoads>(warp_, to, list, count, args_.shape.hidden, 0, 1);
+        TK_END(count);
+    }
+
+    // Released: the slots of this token were read.
+    TK_DEVICE void signal_reduced(uint32_t next) {
+        auto& shared = warp_.template shared<TokenReducerShared>();
+        TK_SIGNAL(context_.recorder, TwoHopEvent::signal_reduced, channel_, receiver_, next);
+        signal_block<TwoHopChannel::reduced>(warp_, &shared.reduced[receiver_], context_.epoch, next);
+    }
+
+    TwoHopContext<Rec, Comm>& context_;
+    Warp& warp_;
+    const TwoHopArgs<Comm>& args_;
+    const uint32_t channel_, receiver_;
+};
+
+// ---- coordinator ----
+
+template <class Rec, class Comm>
+class ReceiverCoordinator {
+public:
+    TK_DEVICE explicit ReceiverCoordinator(TwoHopContext<Rec, Comm>& context)
+        : context_(context), warp_(context.warp), args_(context.args) {}
+
+    TK_DEVICE bool run() {
+        const TaskRange range = own_tokens(context_);
+        const uint32_t count = range.end - range.begin;
+        auto heads = warp_.lanes([](int) { return 0u; }), returned = heads;
+        for (uint32_t passed = 0; passed < count;) {
+            const WaitResult slowest = wait_reduced(passed);
+            if (!slowest.ok) return false;
+            const uint32_t end = slowest.value < count ? slowest.value : count;
+            for (; passed < end; ++passed) {
+                const auto places = places_from_nodes(context_, range.begin + passed);
+                heads = warp_.lanes([&](int lane) { return places[lane] < 0 ? heads[lane] : 1u + places[lane]; });
+            }
+            for (uint32_t risen = warp_.ballot([&](int lane) { return heads[lane] != returned[lane]; }); risen;
+                 risen &= risen - 1) {
+                const uint32_t node = first_bit(risen);
+                return_credit(node, warp_.shuffle(heads, static_cast<int>(node)));
+            }
+            returned = heads;
+        }
+        return true;
+    }
+
+private:
+    // Waits for the receiver whose token is the next one; the value is how far all of them have come then.
+    TK_DEVICE WaitResult wait_reduced(uint32_t passed) {
+        const auto& shared = warp_.template shared<TokenReducerShared>();
+        const uint32_t receiver = passed % kNumReceivers, channel = context_.channel();
+        const auto wait_now = [&] {
+            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, context_.comm.rank, passed, passed);
+            return wait_at_least<TwoHopChannel::reduced, Scope::block>(
+                warp_, context_.comm, &shared.reduced[receiver], context_.epoch, passed + 1, whom);
+        };
+        const bool ok = record_wait<TwoHopEvent::wait_reduced>(context_, wait_now, channel, receiver, passed + 1).ok;
+        uint32_t least = kMaxFlagValue;
+        for (uint32_t i = 0; i < kNumReceivers; ++i) {
+            const uint32_t next = flag_value(look_at<TwoHopChannel::reduced, Scope::block>(&shared.reduced[i]));
+            least = next < least ? next : least;
+        }
+        // One that looked before another went on is behind, never ahead; its own receiver has passed the token.
+        return {ok, least > passed ? least : passed + 1};
+    }
+
+    TK_DEVICE void return_credit(uint32_t node, uint32_t head) {
+        const uint32_t channel = context_.channel(), rank = args_.rank_in(node);
+        TK_SIGNAL(context_.recorder, TwoHopEvent::return_credit, rank, channel, head + args_.rings.rdma_slots);
+        // Released: what the receivers have read, which they released to this warp. A later head may overtake it.
+        with_peer(context_.comm, rank, [&](const auto& to) {
+            signal_max<TwoHopChannel::head>(warp_, to, args_.head_flag(channel, args_.node()), context_.epoch, head);
+        });
+    }
+
+    TwoHopContext<Rec, Comm>& context_;
+    Warp& warp_;
+    const TwoHopArgs<Comm>& args_;
+};
+
+}  // namespace tracekern
