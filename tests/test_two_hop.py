@@ -181,11 +181,21 @@ def arguments(num_tokens: int = 4) -> dict[str, Any]:
 HANDLE = Handle(*[torch.zeros(1)] * 10)
 
 
+NEW_CALL = (
+    *("num_tokens_per_rank", "num_tokens_per_rdma_rank", "is_token_in_rank", "num_tokens_per_expert"),
+    *("topk_idx", "topk_weights"),
+)
+"""What a dispatch is given without a handle alone."""
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"handle": HANDLE}, "handle is given, and topk_idx or topk_weights, too"),
-        ({"handle": HANDLE, "topk_idx": None, "topk_weights": None}, "handle is not supported yet"),
+        ({"handle": HANDLE}, "handle is given, and num_tokens_per_rank"),
+        (
+            {"handle": HANDLE, **dict.fromkeys(NEW_CALL)},
+            "handle.is_token_in_rank is torch.float32 [1]; wanted torch.bool",
+        ),
         ({"async_finish": True}, "async_finish is not supported yet; leave it out"),
         ({"num_tokens_per_rank": None}, "num_tokens_per_rank is missing; get_dispatch_layout() returns it"),
         ({"topk_weights": None}, "one of topk_idx and topk_weights is missing"),
@@ -290,6 +300,12 @@ def combine_badly(group: Group) -> dict[str, str]:
     refuse("too early", nothing, tuple(parts))
     received = dispatch(buffer, case, given)
     x, handle = received.recv_x, received.handle
+    with pytest.raises(BadInput) as refused:
+        buffer.dispatch(given.x.float(), handle)
+    told["cached dtype"] = str(refused.value)
+    with pytest.raises(BadInput) as refused:
+        buffer.dispatch(torch.cat([given.x, given.x[:1], given.x.new_ones((1, case.hidden))]), handle)
+    told["cached tokens"] = str(refused.value)
     refuse("no handle", x, None)
     refuse("other handle", x, handle._replace(send_rdma_head=handle.send_rdma_head[:, :1]))
     refuse("rows", torch.zeros((len(x) + 1, case.hidden), dtype=torch.bfloat16), handle)
@@ -306,7 +322,9 @@ def combine_badly(group: Group) -> dict[str, str]:
 
 def test_a_wrong_combine_is_refused_before_a_launch(pools):
     wanted = {
-        "too early": "nothing was dispatched; combine goes the way back of a dispatch",
+        "too early": "nothing was dispatched; a call with a handle goes the way of a dispatch",
+        "cached dtype": "x is torch.float32",
+        "cached tokens": "the dispatch of the handle had bf16 [",
         "no handle": "handle is NoneType; wanted the one that dispatch() returned",
         "other handle": "handle.send_rdma_head is torch.int32",
         "rows": "x is torch.bfloat16",

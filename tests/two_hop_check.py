@@ -91,9 +91,22 @@ def num_wrong(buffer: Buffer, case: Case, seed: int, **how: Any) -> int:
     """Runs a call of each rank. Returns how many elements of this rank's results are wrong."""
     given = bring(case, buffer.group_size, buffer.rank, seed)
     received = dispatch(buffer, case, given.to(buffer.comm.device.torch_device), **how)
-    wrong = combine_wrong(buffer, case, given, received, how.get("capture"))
+    wrong = combine_wrong(buffer, case, given, received, how.get("capture")) + repeat_wrong(buffer, given, received)
     buffer.synchronize()
     return wrong + count_wrong(received, wanted(case, buffer.nodes, buffer.rank, seed))
+
+
+def repeat_wrong(buffer: Buffer, given: Brought, received: Received) -> int:
+    """Sends other values the same way. Returns how many elements differ from where the first ones came to lie."""
+    if given.scales is not None:
+        again, *_ = buffer.dispatch(
+            (given.x.to(received.recv_x.device), given.scales.to(received.recv_x.device)), received.handle
+        )
+        return num_different(again[0], received.recv_x) + num_different(again[1], received.recv_x_scales)
+    x = (-2 * given.x).to(received.recv_x.device)
+    again, *others = buffer.dispatch(x, tuple(received.handle))
+    assert others[:3] == [None, None, []]
+    return num_different(again, -2 * received.recv_x)
 
 
 def rows_of(values: torch.Tensor, rank: int) -> torch.Tensor:

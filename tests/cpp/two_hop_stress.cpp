@@ -99,15 +99,9 @@ public:
             if (buffer_.take_overflow() != 0) end_at_once(1);
             due_.clear();
             oracle.fill(due_.call);
-            const std::string wrong = came_.difference(due_);
-            if (!wrong.empty()) {
-                std::fprintf(stderr,
-                             "rank %u: wrong %s in call %u of run %s\n",
-                             rank(),
-                             wrong.c_str(),
-                             i,
-                             options_.name.c_str());
-                end_at_once(1);
+            require_due(i);
+            if (options_.repeats(i)) {
+                if (const int code = repeat(call, i)) return code;
             }
             if (options_.combines(i)) {
                 if (const int code = combine(call, i)) return code;
@@ -117,6 +111,25 @@ public:
     }
 
 private:
+    void require_due(uint32_t i) const {
+        const std::string wrong = came_.difference(due_);
+        if (wrong.empty()) return;
+        const char* run = options_.name.c_str();
+        std::fprintf(stderr, "rank %u: wrong %s in call %u of run %s\n", rank(), wrong.c_str(), i, run);
+        end_at_once(1);
+    }
+
+    // Sends the same tokens once more, with the handle. Returns the exit code; 0: right.
+    int repeat(const TwoHopCall& call, uint32_t i) {
+        memset(call.recv_x, 0xff, uint64_t{call.recv_capacity} * options_.config.row().hidden_bytes);
+        buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
+        buffer_.cached_dispatch(call, {dispatch_trace_.region.begin_launch()}, /*stream=*/0);
+        if (!dispatch_trace_.region.is_whole()) end_at_once(4);
+        if (comm_.failed()) return fault();
+        require_due(i);
+        return 0;
+    }
+
     // Returns the exit code; 0: right.
     int combine(TwoHopCall& call, uint32_t i) {
         const bool weighs = options_.random(i, 4 * kMaxRanks)() % 2;

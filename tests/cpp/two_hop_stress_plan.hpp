@@ -38,6 +38,8 @@ struct TwoHopStress {
 
     // Of what `a` and `b` tell apart.
     std::mt19937 random(uint32_t a, uint32_t b = 0) const { return std::mt19937(seed * 7919u + a * 104729u + b); }
+    // Whether the tokens of a call are sent once more, the same on all ranks.
+    bool repeats(uint32_t call) const { return combine != Combine::never && random(call, 3 * kMaxRanks)() % 3 == 0; }
     // Whether the dispatch of a call is followed by a combine, the same on all ranks.
     bool combines(uint32_t call) const {
         if (!config.can_combine() || combine == Combine::never) return false;

@@ -129,6 +129,11 @@ void bind_two_hop_buffer(pybind11::module_& family) {
              py::arg("call"),
              py::arg("descriptor"),
              py::arg("stream") = 0)
+        .def("cached_dispatch",
+             launching(&Buffer::cached_dispatch),
+             py::arg("call"),
+             py::arg("descriptor"),
+             py::arg("stream") = 0)
         .def("combine", launching(&Buffer::combine), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
         .def("take_overflow", &Buffer::take_overflow)
         // (moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter) of the notify with that ticket, or None.

@@ -76,6 +76,13 @@ public:
         launch<TwoHopCachedNotify>(config_.row(), trace, stream);
     }
 
+    // Launches dispatch with what an earlier one and its notify wrote: no experts, no weights.
+    void cached_dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
+        call_ = call;
+        launch<TwoHopDispatch>(config_.cached_row(), trace, stream);
+        epoch_ = next_epoch(epoch_);
+    }
+
     // Launches combine, with what a dispatch wrote.
     void combine(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         if (!config_.can_combine()) throw std::invalid_argument("nodes: combine has a warp of a block for each");

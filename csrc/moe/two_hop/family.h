@@ -29,6 +29,8 @@ struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
         return fp8 ? RowLayout::of(shape.hidden, shape.hidden / kScaleGroup, shape.topk)
                    : RowLayout::of(shape.row_bytes(), 0, shape.topk);
     }
+    // Of tokens that go where those of an earlier call went, without experts and weights.
+    RowLayout cached_row() const { return RowLayout::of(row().hidden_bytes, row().num_scales, 0); }
     // On the way back: bf16, and weights.
     RowLayout combine_row() const { return RowLayout::of(shape.row_bytes(), 0, shape.topk); }
     TwoHopLayout layout() const {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,16 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
 from tracekern.moe.deepep import EventOverlap, Limits, check_start, refuse_later
-from tracekern.moe.two_hop.checks import check_combine, check_config, check_dispatch, check_making, check_topk_idx
+from tracekern.moe.two_hop.checks import (
+    check_cached_dispatch,
+    check_combine,
+    check_config,
+    check_dispatch,
+    check_handle,
+    check_making,
+    check_topk_idx,
+    refuse_beside_handle,
+)
 from tracekern.moe.two_hop.handle import Given, Handle, Received
 from tracekern.moe.two_hop.kernels import Kernels
 from tracekern.moe.two_hop.layout import Nodes, get_dispatch_layout
@@ -31,6 +41,12 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 AfterStage = Callable[[str], None]
+_OF_NEW_CALL = (
+    *("num_tokens_per_rank", "num_tokens_per_rdma_rank", "is_token_in_rank", "num_tokens_per_expert"),
+    *("topk_idx", "topk_weights", "expert_alignment", "num_worst_tokens"),
+)
+"""Arguments of a dispatch that one with a handle takes none of."""
+_LATER = ("previous_event", "async_finish", "allocate_on_comm_stream")
 
 
 class Buffer:
@@ -177,35 +193,31 @@ class Buffer:
         arguments are what get_dispatch_layout() returns. topk_idx: [num_tokens, topk] int64, topk_weights the same in
         fp32, or both None; recv_topk_idx counts experts as this rank does, -1 for those of others, whose weights are 0.
 
+        handle: of an earlier dispatch, in place of the next six: tokens go where those went, without experts and
+        weights, and the host waits for nothing. Returns (recv_x, None, None, [], handle, event).
+
         expert_alignment: what the numbers in the list are rounded up to. num_worst_tokens: the rows of all results, of
         which the first handle.recv_gbl_rank_prefix_sum[-1] are filled; recv_topk_idx is -1 in the others, the list is
         empty, and the host waits for nothing, which a graph needs. More rows raise BadInput in synchronize().
         after_stage: told each kernel that was started. Raises BadInput, and CommTimeout if a peer does not arrive.
         """
-        arguments = {
-            "num_tokens_per_rank": num_tokens_per_rank,
-            "num_tokens_per_rdma_rank": num_tokens_per_rdma_rank,
-            "is_token_in_rank": is_token_in_rank,
-            "num_tokens_per_expert": num_tokens_per_expert,
-            "topk_idx": topk_idx,
-            "topk_weights": topk_weights,
-            "expert_alignment": expert_alignment,
-            "num_worst_tokens": num_worst_tokens,
-        }
-        later = {
-            "previous_event": previous_event,
-            "async_finish": async_finish,
-            "allocate_on_comm_stream": allocate_on_comm_stream,
-        }
+        layout = num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert
+        choices = topk_idx, topk_weights, expert_alignment, num_worst_tokens
+        arguments = dict(zip(_OF_NEW_CALL, (*layout, *choices), strict=True))
+        later = dict(zip(_LATER, (previous_event, async_finish, allocate_on_comm_stream), strict=True))
+        how = capture, timeout_s, on_timeout
 
         def check() -> tuple[Layout, Given]:
             refuse_later(**later)
-            _refuse_handle(handle, topk_idx, topk_weights)
-            check_start(self._limits, capture, timeout_s, on_timeout)
+            check_start(self._limits, *how)
             return self._check(x, config, arguments)
 
-        with self.comm.one_user_call("dispatch"):
-            received = self._dispatch(check, capture, timeout_s, on_timeout, after_stage)
+        with self._one_call("dispatch"):
+            if handle is not None:
+                refuse_later(**later)
+                recv_x = self._dispatch_cached(x, handle, config, arguments, how, after_stage)
+                return recv_x, None, None, [], handle, EventOverlap()
+            received = self._dispatch(check, *how, after_stage)
         return *received.as_returned(), EventOverlap()
 
     def combine(
@@ -231,9 +243,7 @@ class Buffer:
         nodes. topk_weights: [num_rows, topk] fp32, added up in the same order, in fp32 alone; None: none come back.
         The rest: see dispatch(). Raises BadInput, and CommTimeout if a peer does not arrive.
         """
-        with self.comm.one_user_call("combine"):
-            if self._is_destroyed:
-                raise BadInput("the buffer was destroyed; make another one")
+        with self._one_call("combine"):
             refuse_later(
                 bias=bias,
                 previous_event=previous_event,
@@ -241,7 +251,9 @@ class Buffer:
                 allocate_on_comm_stream=allocate_on_comm_stream,
             )
             limits = check_start(self._limits, capture, timeout_s, on_timeout)
-            parts = check_combine(self.comm, self.nodes, self._layout, x, handle, topk_weights, config)
+            parts = check_handle(self.comm, self.nodes, self._layout, handle, config)
+            assert self._layout is not None
+            check_combine(self.comm, self.nodes, self._layout, x, parts, topk_weights)
             combined, weights = self._combine(x, parts, topk_weights, capture, limits, after_stage)
         return combined, weights, EventOverlap()
 
@@ -265,6 +277,11 @@ class Buffer:
                 self.comm.synchronize()
             self._is_destroyed = True
 
+    def _one_call(self, what: str) -> contextlib.AbstractContextManager[None]:
+        if self._is_destroyed:
+            raise BadInput("the buffer was destroyed; make another one")
+        return self.comm.one_user_call(what)
+
     # ---- layout ----
 
     def _check(self, x: Any, config: Any, arguments: dict[str, Any]) -> tuple[Layout, Given]:
@@ -281,8 +298,6 @@ class Buffer:
         on_timeout: str | None,
         after_stage: AfterStage | None,
     ) -> Received:
-        if self._is_destroyed:
-            raise BadInput("the buffer was destroyed; make another one")
         given = self._check_on_all(check, timeout_s)
         limits = check_start(self._limits, capture, timeout_s, on_timeout)
         board, number = self.comm.board, self.comm.board.num_calls
@@ -293,6 +308,26 @@ class Buffer:
             if self.comm.is_usable:  # nothing was launched
                 board.take_back_call(number)
             raise
+
+    def _dispatch_cached(
+        self,
+        x: Any,
+        handle: Handle,
+        config: Config | None,
+        arguments: dict[str, Any],
+        how: tuple[Capture | None, float | None, str | None],
+        after_stage: AfterStage | None,
+    ) -> Any:
+        """arguments: those that a call with a handle takes none of. how: capture, timeout_s, on_timeout."""
+        limits = check_start(self._limits, *how)
+        refuse_beside_handle(arguments)
+        parts = check_handle(self.comm, self.nodes, self._layout, handle, config)
+        assert self._layout is not None
+        values, scales = check_cached_dispatch(self.comm, self._layout, x, parts)
+        tensors: dict[str, torch.Tensor | None] = {**parts._asdict(), "x": values, "x_scales": scales}
+        received = self._kernels.dispatch_cached(tensors, len(values), how[0], limits, after_stage)
+        recv_x, recv_scales = received["recv_x"], received["recv_x_scales"]
+        return recv_x if recv_scales is None else (recv_x, recv_scales)
 
     def _combine(
         self,
@@ -370,12 +405,3 @@ class Buffer:
         """The state before the first call. With all kernels finished."""
         if self._layout is not None:
             self._kernels.reset()
-
-
-def _refuse_handle(handle: Any, topk_idx: Any, topk_weights: Any) -> None:
-    """Raises BadInput for a call with the layout of an earlier one, which is not there yet."""
-    if handle is None:
-        return
-    if topk_idx is not None or topk_weights is not None:
-        raise BadInput("handle is given, and topk_idx or topk_weights, too; a call with a handle takes neither")
-    raise BadInput("handle is not supported yet; leave it out, and give what get_dispatch_layout() returns")

@@ -91,28 +91,23 @@ def check_dispatch(
     return Layout(num_experts, topk, int(hidden), scales is not None, config), given
 
 
-def check_combine(
-    comm: Communicator, nodes: Nodes, layout: Layout | None, x: Any, handle: Any, topk_weights: Any, config: Any
-) -> Handle:
-    """Returns the handle of tensors that combine can use. layout: of the dispatch before. Raises BadInput."""
+def check_handle(comm: Communicator, nodes: Nodes, layout: Layout | None, handle: Any, config: Any) -> Handle:
+    """Returns a handle whose tensors kernels can use. layout: of the dispatch before. Raises BadInput."""
     import torch
 
     if not isinstance(handle, tuple) or len(handle) != len(Handle._fields):
         raise BadInput(f"handle is {type(handle).__name__}; wanted the one that dispatch() returned")
     if layout is None:
-        raise BadInput("nothing was dispatched; combine goes the way back of a dispatch")
+        raise BadInput("nothing was dispatched; a call with a handle goes the way of a dispatch")
     if config is not None and config != layout.config:
         raise BadInput(f"config is {config}; the dispatch had {layout.config}: leave it out")
-    if nodes.num_nodes > FACTS.warps(nodes.peers):
-        raise BadInput(
-            f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.peers)}, a warp "
-            "of a block each"
-        )
     parts, channels = Handle(*handle), layout.config.num_channels
     for name, part in parts._asdict().items():
         require_tensor(f"handle.{name}", part)
-    num_tokens, num_rows = (int(part.shape[0]) if part.ndim else 0 for part in (parts[0], parts.recv_src_meta))
-    num_forwarded = int(parts.send_nvl_head.shape[0]) if parts.send_nvl_head.ndim else 0
+    num_tokens, num_rows, num_forwarded = (
+        int(part.shape[0]) if part.ndim else 0
+        for part in (parts.is_token_in_rank, parts.recv_src_meta, parts.send_nvl_head)
+    )
     sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "is_token_in_rank": (torch.bool, (num_tokens, nodes.num_ranks)),
         "rdma_channel_prefix_matrix": (torch.int32, (nodes.num_nodes, channels)),
@@ -127,11 +122,47 @@ def check_combine(
     }
     for name, (dtype, size) in sizes.items():
         check_tensor(comm, f"handle.{name}", getattr(parts, name), dtype, size)
+    return parts
+
+
+def refuse_beside_handle(arguments: dict[str, Any]) -> None:
+    """Raises BadInput for arguments of a dispatch that one with a handle does not take."""
+    usual = {"expert_alignment": 1, "num_worst_tokens": 0}
+    given = [
+        name for name, value in arguments.items() if value is not None and not (name in usual and value == usual[name])
+    ]
+    if given:
+        raise BadInput(f"handle is given, and {', '.join(given)}, too; a call with a handle takes none of them")
+
+
+def check_cached_dispatch(
+    comm: Communicator, layout: Layout, x: Any, parts: Handle
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the values that a dispatch with a handle sends, and their scales. Raises BadInput."""
+    values, scales = _check_x(comm, x)
+    kind = "fp8" if layout.is_fp8 else "bf16"
+    if values.shape != (len(parts.is_token_in_rank), layout.hidden) or (scales is not None) != layout.is_fp8:
+        raise BadInput(
+            f"x is {describe_tensor(values)}; the dispatch of the handle had {kind} "
+            f"[{len(parts.is_token_in_rank)}, {layout.hidden}]"
+        )
+    return values, scales
+
+
+def check_combine(comm: Communicator, nodes: Nodes, layout: Layout, x: Any, parts: Handle, topk_weights: Any) -> None:
+    """Raises BadInput for tensors that combine cannot use."""
+    import torch
+
+    if nodes.num_nodes > FACTS.warps(nodes.peers):
+        raise BadInput(
+            f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.peers)}, a warp "
+            "of a block each"
+        )
+    num_rows = len(parts.recv_src_meta)
     check_tensor(comm, "x", x, torch.bfloat16, (num_rows, layout.hidden))
     check_aligned("x", x)
     if topk_weights is not None:
         check_tensor(comm, "topk_weights", topk_weights, torch.float32, (num_rows, layout.topk))
-    return parts
 
 
 def _check_x(comm: Communicator, x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -193,12 +193,45 @@ class Kernels:
         after_stage: AfterStage | None = None,
     ) -> None:
         """Launches a combine on the current stream; on the CPU runs it. tensors: of a handle, and the call's own."""
+        self._start_cached("combine", self.native.combine, tensors, num_tokens, capture, limits, after_stage)
+
+    def dispatch_cached(
+        self,
+        tensors: Tensors,
+        num_tokens: int,
+        capture: Capture | None,
+        limits: Limits,
+        after_stage: AfterStage | None = None,
+    ) -> Tensors:
+        """The same of a dispatch with a handle. tensors: its parts, x, x_scales. Returns recv_x and recv_x_scales."""
+        x, rows = tensors["x"], tensors["recv_src_meta"]
+        assert x is not None
+        assert rows is not None
+        scales = tensors["x_scales"]
+        received: Tensors = {
+            "recv_x": x.new_empty((len(rows), x.shape[1])),
+            "recv_x_scales": None if scales is None else scales.new_empty((len(rows), scales.shape[1])),
+        }
+        about = tensors | received, num_tokens, capture, limits, after_stage
+        self._start_cached("dispatch", self.native.cached_dispatch, *about)
+        return received
+
+    def _start_cached(
+        self,
+        stage: str,
+        launch: Callable[[Any, int, int], None],
+        tensors: Tensors,
+        num_tokens: int,
+        capture: Capture | None,
+        limits: Limits,
+        after_stage: AfterStage | None,
+    ) -> None:
         native_call = self._native_call(tensors, num_tokens, 1)
-        kernels = {"cached_notify": self.native.cached_notify, "combine": self.native.combine}
+        kernels = {"cached_notify": self.native.cached_notify, stage: launch}
 
         def run(stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
-            for stage, descriptor in zip(stages, descriptors, strict=True):
-                kernels[stage](native_call, descriptor, stream)
+            for name, descriptor in zip(stages, descriptors, strict=True):
+                kernels[name](native_call, descriptor, stream)
 
         with self._order.limited(limits), self._order.in_order():
             self._launches.late_us = 0
