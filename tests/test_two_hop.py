@@ -193,8 +193,8 @@ NEW_CALL = (
     [
         ({"handle": HANDLE}, "handle is given, and num_tokens_per_rank"),
         (
-            {"handle": HANDLE, **dict.fromkeys(NEW_CALL)},
-            "handle.is_token_in_rank is torch.float32 [1]; wanted torch.bool",
+            {"handle": (1,), **dict.fromkeys(NEW_CALL)},
+            "handle is tuple; wanted the one that dispatch() returned",
         ),
         ({"async_finish": True}, "async_finish is not supported yet; leave it out"),
         ({"num_tokens_per_rank": None}, "num_tokens_per_rank is missing; get_dispatch_layout() returns it"),
