@@ -196,7 +196,8 @@ NEW_CALL = (
             {"handle": (1,), **dict.fromkeys(NEW_CALL)},
             "handle is tuple; wanted the one that dispatch() returned",
         ),
-        ({"async_finish": True}, "async_finish is not supported yet; leave it out"),
+        ({"async_finish": 1}, "async_finish is 1; wanted True or False"),
+        ({"previous_event": "none"}, "previous_event is str; wanted an EventOverlap"),
         ({"num_tokens_per_rank": None}, "num_tokens_per_rank is missing; get_dispatch_layout() returns it"),
         ({"topk_weights": None}, "one of topk_idx and topk_weights is missing"),
         ({"topk_idx": torch.zeros((4, 2), dtype=torch.int32)}, "topk_idx is torch.int32 [4, 2]; wanted torch.int64"),
@@ -312,8 +313,9 @@ def combine_badly(group: Group) -> dict[str, str]:
     refuse("dtype", x.float(), handle)
     refuse("weights", x, handle, torch.zeros((len(x), case.topk + 1)))
     refuse("config", x, handle, config=Config(4, 1, 1, 1, 7))
-    refuse("bias", x, handle, bias=x)
-    refuse("async", x, handle, async_finish=True)
+    refuse("bias", x, handle, bias=x.new_zeros((len(given.x) + 1, case.hidden)))
+    refuse("biases", x, handle, bias=(given.x,) * 3)
+    refuse("async", x, handle, async_finish=None)
     told["right"] = str(num_wrong(buffer, case, 2))
     buffer.destroy()
     refuse("destroyed", x, handle)
@@ -331,8 +333,9 @@ def test_a_wrong_combine_is_refused_before_a_launch(pools):
         "dtype": "x is torch.float32",
         "weights": "topk_weights is torch.float32",
         "config": "the dispatch had Config",
-        "bias": "bias is not supported yet",
-        "async": "async_finish is not supported yet",
+        "bias": "bias is torch.bfloat16 [",
+        "biases": "3 biases; wanted at most two",
+        "async": "async_finish is None; wanted True or False",
         "right": "0",
         "destroyed": "the buffer was destroyed; make another one",
     }

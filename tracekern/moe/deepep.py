@@ -64,26 +64,54 @@ class EventOverlap:
 
 
 class OwnStream:
-    """The stream of calls with async_finish=True."""
+    """The stream of calls with async_finish=True. On the CPU there is none: a call is over when it returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
+        self._is_cpu = backend == "cpu"
         self._stream: torch.cuda.Stream | None = None
 
     @contextlib.contextmanager
-    def behind_current(self, tensors: Iterable[torch.Tensor | None]) -> Iterator[EventOverlap]:
-        """Launches what is launched inside behind the current stream, on another one. tensors: what that uses."""
+    def of_call(
+        self,
+        async_finish: bool,
+        previous_event: EventOverlap | None = None,
+        used: Iterable[torch.Tensor | None] = (),
+    ) -> Iterator[tuple[EventOverlap, list[torch.Tensor | None]]]:
+        """Launches what is launched inside behind the current stream and the event: there, or on a stream of its own.
+
+        used: tensors from before. Yields the end of the call, and a list for the tensors that are made inside.
+        """
+        made: list[torch.Tensor | None] = []
+        overlap = EventOverlap()
+        if self._is_cpu or not async_finish:
+            if previous_event is not None:
+                previous_event.current_stream_wait()
+            yield overlap, made
+            return
         import torch
 
         if self._stream is None:
             self._stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
-        overlap = EventOverlap()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        outer = torch.cuda.current_stream()
+        self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream):
-            yield overlap
+            if previous_event is not None:
+                previous_event.current_stream_wait()
+            yield overlap, made
             overlap.event = EventHandle()
-        for tensor in tensors:
-            if tensor is not None:
-                tensor.record_stream(self._stream)  # its memory is not given away before
+        # The memory of none is given away before both streams have come so far.
+        for stream, tensors in ((self._stream, used), (outer, made)):
+            for tensor in tensors:
+                if tensor is not None:
+                    tensor.record_stream(stream)
+
+
+def check_events(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> None:
+    """Raises BadInput for what are no event and no flags. Memory is the same whichever stream it is allocated on."""
+    if previous_event is not None and not isinstance(previous_event, EventOverlap):
+        raise BadInput(f"previous_event is {type(previous_event).__name__}; wanted an EventOverlap, of capture() say")
+    check_flag("async_finish", async_finish)
+    check_flag("allocate_on_comm_stream", allocate_on_comm_stream)
 
 
 def refuse_later(**arguments: object) -> None:

@@ -78,6 +78,8 @@ inline TwoHopCall make_two_hop_call(pybind11::kwargs given) {
     address(call.recv_gbl_channel_prefix_matrix, "recv_gbl_channel_prefix_matrix");
     address(call.combine_x, "combine_x");
     address(call.combine_topk_weights, "combine_topk_weights");
+    address(call.bias[0], "bias_0");
+    address(call.bias[1], "bias_1");
     address(call.combined_x, "combined_x");
     address(call.combined_topk_weights, "combined_topk_weights");
     refuse_options_left(given);

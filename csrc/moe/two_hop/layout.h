@@ -158,6 +158,7 @@ struct TwoHopCall {
     const char* combine_x;              // [row][hidden] bf16
     uint32_t has_weights;               // of combine: weights come back, too; the same on all ranks
     const float* combine_topk_weights;  // [row][topk]
+    char* bias[2];                      // [token][hidden] bf16, which sums begin with; none: null
     char* combined_x;                   // [token][hidden] bf16
     float* combined_topk_weights;       // [token][topk]
 };

@@ -14,7 +14,7 @@ constexpr uint32_t kNumReceivers = 7;  // warps of a channel
 // Shared memory of a block with receivers.
 struct TokenReducerShared {
     uint64_t reduced[kNumReceivers];  // of the tokens that are this receiver's: all before this one, from 0
-    Contribution results[kNumReceivers][kMaxTwoHopNodes];
+    Contribution results[kNumReceivers][kMaxTwoHopNodes + 2];  // biases come first
 };
 
 // The tokens of the channel.
@@ -77,20 +77,27 @@ private:
         const RowLayout& layout = args_.row;
         Contribution* list = warp_.template shared<TokenReducerShared>().results[receiver_];
         const uint32_t nodes = warp_.ballot([&](int lane) { return places[lane] >= 0; }), count = count_bits(nodes);
+        const uint32_t num_biases = (call.bias[0] ? 1u : 0u) + (call.bias[1] ? 1u : 0u);
         warp_.sync();  // the list of the token before was read
+        warp_.leader([&] {
+            for (uint32_t i = 0; i < num_biases; ++i) {
+                list[i] = {call.bias[i] + uint64_t{token} * layout.hidden_bytes, 1.0f, Expert{}, 0, 0};
+            }
+        });
         warp_.each_lane([&](int lane) {
             if (lane >= 32 || !(nodes >> lane & 1)) return;
             const auto node = static_cast<uint32_t>(lane);
             const uint64_t at = args_.rdma_row_in(channel_, node, static_cast<uint32_t>(places[lane]));
-            list[count_bits(nodes & ((1u << lane) - 1))] = {args_.template own<char>(at), 1.0f, Expert{}, node, 0};
+            list[num_biases + count_bits(nodes & ((1u << lane) - 1))] = {
+                args_.template own<char>(at), 1.0f, Expert{}, node, 0};
         });
         warp_.sync();
         TK_RANGE(context_.recorder, TwoHopEvent::reduce_token, token);
         if (call.has_weights) {
-            sum_weights(context_, list, count, call.combined_topk_weights + uint64_t{token} * layout.topk);
+            sum_weights(context_, list + num_biases, count, call.combined_topk_weights + uint64_t{token} * layout.topk);
         }
         char* to = call.combined_x + uint64_t{token} * layout.hidden_bytes;
-        sum_rows<BFloat16, false, false, kRingLoads>(warp_, to, list, count, args_.shape.hidden, 0, 1);
+        sum_rows<BFloat16, false, false, kRingLoads>(warp_, to, list, num_biases + count, args_.shape.hidden, 0, 1);
         TK_END(count);
     }
 

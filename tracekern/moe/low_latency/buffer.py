@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
@@ -119,7 +119,7 @@ class Buffer:
         self._executor = {"executor": executor} if self.comm.device.backend == "cpu" else {}
         self._layout: Layout | None = None
         self._known_calls: set[tuple[Any, ...]] = set()
-        self._own_stream = OwnStream()
+        self._own_stream = OwnStream(self.comm.device.backend)
         self._slots = Slots()
         self._generation = 0
         self._is_destroyed = False
@@ -191,7 +191,7 @@ class Buffer:
                 "wait_ticks": dispatch_wait_recv_cost_stats,
             }
             limits = self._check_start(return_recv_hook, capture, timeout_s, on_timeout)
-            with self._on_stream(async_finish, dispatched) as event:
+            with self._own_stream.of_call(async_finish, used=dispatched.tensors.values()) as (event, _):
                 hook = self._start_dispatch(dispatched, return_recv_hook, capture, limits)
         tensor, scales = dispatched.tensor, dispatched.tensors["packed_recv_scales"]
         recv_x = tensor("packed_recv_x")
@@ -240,7 +240,7 @@ class Buffer:
                 out = torch.empty(size, dtype=torch.bfloat16, device=x.device)
             dispatched.tensors |= {"expert_rows": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}
             dispatched.tensors["wait_ticks"] = combine_wait_recv_cost_stats
-            with self._on_stream(async_finish, dispatched) as event:
+            with self._own_stream.of_call(async_finish, used=dispatched.tensors.values()) as (event, _):
                 hook = self._start("combine", dispatched, return_recv_hook, capture, limits, self._slots.note_combine)
         return out, event, hook
 
@@ -486,15 +486,6 @@ class Buffer:
             buffer = torch.empty(received.shape, dtype=torch.bfloat16, device=received.device)
             dispatched.tensors["combine_buffer"] = buffer
         return buffer
-
-    @contextlib.contextmanager
-    def _on_stream(self, async_finish: bool, dispatched: Dispatched) -> Iterator[EventOverlap]:
-        """Launches on a stream of its own, if that is asked for. On the CPU a call is over when it returns."""
-        if not async_finish or self.comm.device.backend == "cpu":
-            yield EventOverlap()
-            return
-        with self._own_stream.behind_current(dispatched.tensors.values()) as overlap:
-            yield overlap
 
     def _start_dispatch(
         self, dispatched: Dispatched, with_hook: bool, capture: Capture | None, limits: Limits

@@ -11,7 +11,7 @@ from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import EventOverlap, Limits, check_start, refuse_later
+from tracekern.moe.deepep import EventHandle, EventOverlap, Limits, OwnStream, check_events, check_start
 from tracekern.moe.two_hop.checks import (
     check_cached_dispatch,
     check_combine,
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 AfterStage = Callable[[str], None]
+Events = tuple[EventOverlap | None, bool, bool]
+"""previous_event, async_finish, allocate_on_comm_stream."""
 _OF_NEW_CALL = (
     *("num_tokens_per_rank", "num_tokens_per_rdma_rank", "is_token_in_rank", "num_tokens_per_expert"),
     *("topk_idx", "topk_weights", "expert_alignment", "num_worst_tokens"),
 )
 """Arguments of a dispatch that one with a handle takes none of."""
-_LATER = ("previous_event", "async_finish", "allocate_on_comm_stream")
 
 
 class Buffer:
@@ -117,6 +118,7 @@ class Buffer:
         self._executor = {"executor": executor} if backend == "cpu" else {}
         self._layout: Layout | None = None
         self._is_destroyed = False
+        self._own_stream = OwnStream(self.comm.device.backend)
         self.late_us = 0
         """How much later than its host this rank's next dispatch kernels begin, to see how the others wait."""
         self.comm.on_reset(self._forget_calls)
@@ -151,18 +153,16 @@ class Buffer:
         [num_experts] int32, is_token_in_rank [num_tokens, num_ranks] bool, event). A token that goes to several ranks
         of a node counts once there. Raises BadInput; on a GPU experts that there are not count as none.
         """
-        refuse_later(
-            previous_event=previous_event, async_finish=async_finish, allocate_on_comm_stream=allocate_on_comm_stream
-        )
+        check_events(previous_event, async_finish, allocate_on_comm_stream)
         check_topk_idx(self.comm, topk_idx)
-        layout = get_dispatch_layout(topk_idx, num_experts, self.nodes)
-        return (
-            layout.num_tokens_per_rank,
-            layout.num_tokens_per_rdma_rank,
-            layout.num_tokens_per_expert,
-            layout.is_token_in_rank,
-            EventOverlap(),
-        )
+        with self._own_stream.of_call(async_finish, previous_event, (topk_idx,)) as (event, made):
+            layout = get_dispatch_layout(topk_idx, num_experts, self.nodes)
+            parts = (
+                *(layout.num_tokens_per_rank, layout.num_tokens_per_rdma_rank),
+                *(layout.num_tokens_per_expert, layout.is_token_in_rank),
+            )
+            made += parts
+        return *parts, event
 
     def dispatch(
         self,
@@ -204,28 +204,28 @@ class Buffer:
         layout = num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert
         choices = topk_idx, topk_weights, expert_alignment, num_worst_tokens
         arguments = dict(zip(_OF_NEW_CALL, (*layout, *choices), strict=True))
-        later = dict(zip(_LATER, (previous_event, async_finish, allocate_on_comm_stream), strict=True))
+        events = previous_event, async_finish, allocate_on_comm_stream
         how = capture, timeout_s, on_timeout
 
         def check() -> tuple[Layout, Given]:
-            refuse_later(**later)
+            check_events(*events)
             check_start(self._limits, *how)
             return self._check(x, config, arguments)
 
         with self._one_call("dispatch"):
             if handle is not None:
-                refuse_later(**later)
-                recv_x = self._dispatch_cached(x, handle, config, arguments, how, after_stage)
-                return recv_x, None, None, [], handle, EventOverlap()
-            received = self._dispatch(check, *how, after_stage)
-        return *received.as_returned(), EventOverlap()
+                check_events(*events)
+                recv_x, event = self._dispatch_cached(x, handle, config, arguments, how, events, after_stage)
+                return recv_x, None, None, [], handle, event
+            received, event = self._dispatch(check, *how, events, after_stage)
+        return *received.as_returned(), event
 
     def combine(
         self,
         x: torch.Tensor,
         handle: Handle,
         topk_weights: torch.Tensor | None = None,
-        bias: Any = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         config: Config | None = None,
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
@@ -240,22 +240,26 @@ class Buffer:
 
         x: bf16, a row for each of recv_x. handle: of the dispatch. combined_x: [num_tokens, hidden] bf16, the sum of a
         token's rows: in fp32 those of a node in the order of its ranks, rounded to bf16, then in fp32 those of the
-        nodes. topk_weights: [num_rows, topk] fp32, added up in the same order, in fp32 alone; None: none come back.
-        The rest: see dispatch(). Raises BadInput, and CommTimeout if a peer does not arrive.
+        nodes. bias: one or two tensors like combined_x, with which each sum begins. topk_weights: [num_rows, topk]
+        fp32, added up in the same order, in fp32 alone; None: none come back. The rest: see dispatch(). Raises
+        BadInput, and CommTimeout if a peer does not arrive.
         """
         with self._one_call("combine"):
-            refuse_later(
-                bias=bias,
-                previous_event=previous_event,
-                async_finish=async_finish,
-                allocate_on_comm_stream=allocate_on_comm_stream,
-            )
+            check_events(previous_event, async_finish, allocate_on_comm_stream)
             limits = check_start(self._limits, capture, timeout_s, on_timeout)
             parts = check_handle(self.comm, self.nodes, self._layout, handle, config)
             assert self._layout is not None
-            check_combine(self.comm, self.nodes, self._layout, x, parts, topk_weights)
-            combined, weights = self._combine(x, parts, topk_weights, capture, limits, after_stage)
-        return combined, weights, EventOverlap()
+            biases = check_combine(self.comm, self.nodes, self._layout, x, parts, topk_weights, bias)
+            used = (*parts, x, topk_weights, *biases)
+            with self._own_stream.of_call(async_finish, previous_event, used) as (event, made):
+                combined, weights = self._combine(x, parts, topk_weights, biases, capture, limits, after_stage)
+                made += combined, weights
+        return combined, weights, event
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """Returns what the current stream has come to."""
+        return EventOverlap(EventHandle())
 
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished.
@@ -296,18 +300,23 @@ class Buffer:
         capture: Capture | None,
         timeout_s: float | None,
         on_timeout: str | None,
+        events: Events,
         after_stage: AfterStage | None,
-    ) -> Received:
+    ) -> tuple[Received, EventOverlap]:
         given = self._check_on_all(check, timeout_s)
         limits = check_start(self._limits, capture, timeout_s, on_timeout)
         board, number = self.comm.board, self.comm.board.num_calls
         board.begin_call(number, f"dispatch with {self._layout}")
         try:
-            return self._kernels.dispatch(given, capture, limits, self.late_us, after_stage)
+            used = given.tensors.values()
+            with self._own_stream.of_call(events[1], events[0], used) as (event, made):
+                received = self._kernels.dispatch(given, capture, limits, self.late_us, after_stage)
+                made += received.tensors
         except BaseException:
             if self.comm.is_usable:  # nothing was launched
                 board.take_back_call(number)
             raise
+        return received, event
 
     def _dispatch_cached(
         self,
@@ -316,8 +325,9 @@ class Buffer:
         config: Config | None,
         arguments: dict[str, Any],
         how: tuple[Capture | None, float | None, str | None],
+        events: Events,
         after_stage: AfterStage | None,
-    ) -> Any:
+    ) -> tuple[Any, EventOverlap]:
         """arguments: those that a call with a handle takes none of. how: capture, timeout_s, on_timeout."""
         limits = check_start(self._limits, *how)
         refuse_beside_handle(arguments)
@@ -325,15 +335,18 @@ class Buffer:
         assert self._layout is not None
         values, scales = check_cached_dispatch(self.comm, self._layout, x, parts)
         tensors: dict[str, torch.Tensor | None] = {**parts._asdict(), "x": values, "x_scales": scales}
-        received = self._kernels.dispatch_cached(tensors, len(values), how[0], limits, after_stage)
+        with self._own_stream.of_call(events[1], events[0], tensors.values()) as (event, made):
+            received = self._kernels.dispatch_cached(tensors, len(values), how[0], limits, after_stage)
+            made += received.values()
         recv_x, recv_scales = received["recv_x"], received["recv_x_scales"]
-        return recv_x if recv_scales is None else (recv_x, recv_scales)
+        return (recv_x if recv_scales is None else (recv_x, recv_scales)), event
 
     def _combine(
         self,
         x: torch.Tensor,
         handle: Handle,
         topk_weights: torch.Tensor | None,
+        biases: tuple[torch.Tensor, ...],
         capture: Capture | None,
         limits: Limits,
         after_stage: AfterStage | None,
@@ -345,6 +358,7 @@ class Buffer:
             **handle._asdict(),
             "combine_x": x,
             "combine_topk_weights": topk_weights,
+            **{f"bias_{i}": bias for i, bias in enumerate(biases)},
             "combined_x": combined,
             "combined_topk_weights": weights,
         }

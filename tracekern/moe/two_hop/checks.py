@@ -58,6 +58,9 @@ def check_dispatch(
     """Returns what the call needs of the heap, and its tensors. arguments: of dispatch(), by name. Raises BadInput."""
     import torch
 
+    in_rank = arguments["is_token_in_rank"]
+    if nodes.num_nodes == 1 and arguments["num_tokens_per_rdma_rank"] is None and isinstance(in_rank, torch.Tensor):
+        arguments["num_tokens_per_rdma_rank"] = in_rank.any(-1).sum(dtype=torch.int32).reshape(1)
     for name in _MAKES_LAYOUT:
         if arguments[name] is None:
             raise BadInput(f"{name} is missing; get_dispatch_layout() returns it")
@@ -149,8 +152,10 @@ def check_cached_dispatch(
     return values, scales
 
 
-def check_combine(comm: Communicator, nodes: Nodes, layout: Layout, x: Any, parts: Handle, topk_weights: Any) -> None:
-    """Raises BadInput for tensors that combine cannot use."""
+def check_combine(
+    comm: Communicator, nodes: Nodes, layout: Layout, x: Any, parts: Handle, topk_weights: Any, bias: Any
+) -> tuple[torch.Tensor, ...]:
+    """Returns the biases. Raises BadInput for tensors that combine cannot use."""
     import torch
 
     if nodes.num_nodes > FACTS.warps(nodes.peers):
@@ -163,6 +168,13 @@ def check_combine(comm: Communicator, nodes: Nodes, layout: Layout, x: Any, part
     check_aligned("x", x)
     if topk_weights is not None:
         check_tensor(comm, "topk_weights", topk_weights, torch.float32, (num_rows, layout.topk))
+    biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
+    if len(biases) > 2:
+        raise BadInput(f"{len(biases)} biases; wanted at most two")
+    for one in biases:
+        check_tensor(comm, "bias", one, torch.bfloat16, (len(parts.is_token_in_rank), layout.hidden))
+        check_aligned("bias", one)
+    return biases
 
 
 def _check_x(comm: Communicator, x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -71,6 +71,10 @@ class Received:
     num_recv_tokens_per_expert_list: list[int]
     handle: Handle
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return (self.recv_x, self.recv_x_scales, self.recv_topk_idx, self.recv_topk_weights, *self.handle)
+
     def what_came(self) -> Received:
         """Returns it without the rows that num_worst_tokens left over. Waits for the kernels."""
         num_rows = int(self.handle.recv_gbl_rank_prefix_sum[-1])

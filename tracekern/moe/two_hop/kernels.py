@@ -53,6 +53,8 @@ _TENSORS = (
     "recv_gbl_channel_prefix_matrix",
     "combine_x",
     "combine_topk_weights",
+    "bias_0",
+    "bias_1",
     "combined_x",
     "combined_topk_weights",
 )
