@@ -91,7 +91,8 @@ def num_wrong(buffer: Buffer, case: Case, seed: int, **how: Any) -> int:
     """Runs a call of each rank. Returns how many elements of this rank's results are wrong."""
     given = bring(case, buffer.group_size, buffer.rank, seed)
     received = dispatch(buffer, case, given.to(buffer.comm.device.torch_device), **how)
-    wrong = combine_wrong(buffer, case, given, received, how.get("capture")) + repeat_wrong(buffer, given, received)
+    wrong = combine_wrong(buffer, received, combined_wanted(case, buffer.nodes, given), how.get("capture"))
+    wrong += repeat_wrong(buffer, given, received)
     buffer.synchronize()
     return wrong + count_wrong(received, wanted(case, buffer.nodes, buffer.rank, seed))
 
@@ -114,22 +115,32 @@ def rows_of(values: torch.Tensor, rank: int) -> torch.Tensor:
     return (values.float() * (1 + rank / 8)).to(torch.bfloat16)
 
 
-def combine_wrong(buffer: Buffer, case: Case, given: Brought, received: Received, capture: Any = None) -> int:
-    """Combines twice, with weights where there are some. Returns how many elements of this rank's results are wrong."""
-    in_rank = get_dispatch_layout(given.topk_idx, case.experts_each * buffer.group_size, buffer.nodes).is_token_in_rank
+def combined_wanted(case: Case, nodes: Nodes, given: Brought) -> tuple[torch.Tensor, torch.Tensor]:
+    """What comes back for tokens where each rank gives back rows_of(), and their weights. given: on the CPU."""
+    in_rank = get_dispatch_layout(given.topk_idx, case.experts_each * nodes.num_ranks, nodes).is_token_in_rank
     total = torch.zeros(given.x.shape)
-    for node in range(buffer.nodes.num_nodes):
+    for node in range(nodes.num_nodes):
         of_node = torch.zeros_like(total)
-        for rank in range(node * buffer.nodes.peers, (node + 1) * buffer.nodes.peers):
+        for rank in range(node * nodes.peers, (node + 1) * nodes.peers):
             of_node += torch.where(in_rank[:, rank, None], rows_of(given.x, rank).float(), 0.0)
         total += of_node.to(torch.bfloat16).float()
+    return total.to(torch.bfloat16), torch.where(given.topk_idx >= 0, given.topk_weights, 0.0)
+
+
+def combine_wrong(
+    buffer: Buffer, received: Received, due: tuple[torch.Tensor, torch.Tensor], capture: Any = None
+) -> int:
+    """Combines twice, with weights where there are some. Returns how many elements of this rank's results are wrong.
+
+    due: what combined_wanted() says.
+    """
     rows, wrong = rows_of(received.recv_x, buffer.rank), 0
     for weights in (None, received.recv_topk_weights):
         combined, combined_weights, _ = buffer.combine(rows, received.handle, weights, capture=capture)
         buffer.synchronize()
-        wrong += num_different(combined, total.to(torch.bfloat16))
+        wrong += num_different(combined, due[0])
         if weights is not None:
-            wrong += num_different(combined_weights, torch.where(given.topk_idx >= 0, given.topk_weights, 0.0))
+            wrong += num_different(combined_weights, due[1])
     return wrong
 
 

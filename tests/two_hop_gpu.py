@@ -7,7 +7,7 @@ import os
 import sys
 
 import torch
-from two_hop_check import Case, bring, dispatch, num_wrong, wanted
+from two_hop_check import Case, bring, combine_wrong, combined_wanted, dispatch, num_wrong, rows_of, wanted
 
 import tracekern
 from tracekern.comm.group import Group
@@ -47,12 +47,16 @@ def many_calls() -> int:
     for case in CASES:
         buffer = make_buffer(group, int(nodes), backend, case)
         device = buffer.comm.device.torch_device
-        brought = [bring(case, group.num_ranks, group.rank, seed).to(device) for seed in range(NUM_BATCHES)]
+        given = [bring(case, group.num_ranks, group.rank, seed) for seed in range(NUM_BATCHES)]
+        brought, due = [one.to(device) for one in given], [combined_wanted(case, buffer.nodes, one) for one in given]
         expected = [wanted(case, buffer.nodes, group.rank, seed) for seed in range(NUM_BATCHES)]
         for call in range(int(calls) // len(CASES)):
-            received = dispatch(buffer, case, brought[call % NUM_BATCHES])
+            batch = call % NUM_BATCHES
+            received = dispatch(buffer, case, brought[batch])
             buffer.synchronize()
-            wrong += count_wrong(received, expected[call % NUM_BATCHES])
+            wrong += count_wrong(received, expected[batch])
+            if call % 2:
+                wrong += combine_wrong(buffer, received, due[batch])
         with _capture(buffer) if case is CASES[0] else contextlib.nullcontext() as session:
             if session is not None:
                 wrong += num_wrong(buffer, case, 0, capture=session)
@@ -75,13 +79,17 @@ def graph() -> int:
     group, case = Group.discover(), CASES[0]
     buffer = make_buffer(group, 1, "cuda", case)
     given, expected = bring(case, 1, 0, 0).to("cuda"), wanted(case, buffer.nodes, 0, 0)
+    due = combined_wanted(case, buffer.nodes, bring(case, 1, 0, 0))[0]
     rows, wrong, captured = len(expected.recv_x), num_wrong(buffer, case, 0), torch.cuda.CUDAGraph()
     layout = buffer.get_dispatch_layout(given.topk_idx, case.experts_each)
     arguments = (given.x, None, layout[0], layout[1], layout[3], layout[2], given.topk_idx, given.topk_weights)
     buffer.dispatch(*arguments, num_worst_tokens=case.tokens, config=case.config)
     buffer.synchronize()
     with torch.cuda.graph(captured):
-        recv_x, recv_idx, *_ = buffer.dispatch(*arguments, num_worst_tokens=case.tokens, config=case.config)
+        recv_x, recv_idx, _, _, handle, _ = buffer.dispatch(
+            *arguments, num_worst_tokens=case.tokens, config=case.config
+        )
+        combined = buffer.combine(rows_of(recv_x, 0), handle)[0]
         try:
             buffer.dispatch(*arguments, config=case.config)
             wrong += 1
@@ -93,6 +101,7 @@ def graph() -> int:
         buffer.synchronize()
         wrong += not torch.equal(recv_x[:rows].cpu(), expected.recv_x)
         wrong += not torch.equal(recv_idx[:rows].cpu(), expected.recv_topk_idx)
+        wrong += not torch.equal(combined.cpu(), due)
     wrong += num_wrong(buffer, case, 1)  # eager calls go on where the replays left off
     sys.stdout.write(f"rank 0: {REPLAYS} calls, {wrong} wrong\n")
     return int(wrong > 0)
