@@ -104,6 +104,20 @@ def test_all_tokens_to_one_rank(name, transport):
     assert_right(stress(SLOW, "fibers", BATCHES[name], "traffic=hub", f"transport={transport}"))
 
 
+# Warps of a block that add up for a node: all, a few with one to coordinate, one.
+NODE_WARPS = {
+    "twelve": Shape(nodes=1, peers=4, tokens=60, nvl_send=2, nvl_recv=4, calls=6),
+    "two": Shape(nodes=4, peers=1, tokens=40, rdma_send=3, rdma_recv=9, calls=6),
+    "one": Shape(nodes=6, peers=1, tokens=40, topk=3, rdma_send=2, rdma_recv=8, nvl_recv=1, calls=6),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("name", NODE_WARPS)
+def test_a_node_has_any_number_of_warps_that_add_up(name, transport):
+    assert_right(stress(SLOW, "fibers", NODE_WARPS[name], "combine=always", f"transport={transport}"))
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_short_last_chunk_may_overtake_those_before_it(seed):
     """Its flag stands where a forwarder looks that is in the middle of the chunk a ring before."""
@@ -254,7 +268,12 @@ ATTACKS = {
         "two_hop_stress",
         calls(BUSY, "combine=always"),
         # A sender that is told of no more room than before sends no row, and looks again.
-        (*sites("return_tail", *COUNTED), *sites("return_head", *FLAGGED), *sites("reduced", *IN_BLOCK)),
+        (
+            *sites("return_tail", *COUNTED),
+            *sites("return_head", *FLAGGED),
+            *sites("reduced", *IN_BLOCK),
+            *sites("summed", *IN_BLOCK),
+        ),
         TSAN,
         WITH_TIME_OUT,
     ),

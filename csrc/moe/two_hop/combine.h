@@ -53,8 +53,9 @@ struct ReturnSlots {
 struct SumInNode {
     template <class Rec, class Comm>
     TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        const uint32_t node = context.warp.warp;
-        return node >= context.args.nodes.num_nodes || NodeReducer<Rec, Comm>(context, node).run();
+        const NodeWarps warps = NodeWarps::of(context.warp, context.args.nodes.num_nodes);
+        const bool has_node = warps.node_of(context.warp.warp) < context.args.nodes.num_nodes;
+        return !has_node || NodeReducer<Rec, Comm>(context, warps).run();
     }
 };
 
@@ -121,9 +122,14 @@ struct TwoHopCombine {
     TK_DEVICE static void run(Warp& warp, const Args& args, typename Rec::Args trace) {
         const CombineRoles roles(warp);
         TwoHopContext<Rec, Comm> context(warp, args, trace, kStage, roles.name());
-        if (!is_forwarder_block(warp)) {
+        // Those that take tokens in turns begin with the first one of theirs.
+        if (is_forwarder_block(warp)) {
+            auto& shared = warp.template shared<NodeReducerShared>();
+            const NodeWarps warps = NodeWarps::of(warp, args.nodes.num_nodes);
+            warp.block_strided(warp.num_warps,
+                               [&](uint32_t i) { shared.summed[i] = make_flag(context.epoch, warps.index_of(i)); });
+        } else {
             auto& shared = warp.template shared<TokenReducerShared>();
-            // Its first token is the next one of each receiver.
             warp.block_strided(kNumReceivers, [&](uint32_t i) { shared.reduced[i] = make_flag(context.epoch, i); });
         }
         warp.block_sync();

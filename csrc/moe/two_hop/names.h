@@ -47,6 +47,7 @@ enum class TwoHopChannel : uint32_t {
     ready,
     forwarded,
     retired,
+    summed,
     reduced,
     host_counts,
 };
@@ -64,6 +65,7 @@ inline constexpr const char* kTwoHopChannelNames[] = {"counts",
                                                       "ready",
                                                       "forwarded",
                                                       "retired",
+                                                      "summed",
                                                       "reduced",
                                                       "host_counts"};
 

@@ -1,8 +1,9 @@
-// Combine, both hops, where tokens were forwarded: a warp for each node adds up what the peers of this one made of its
-// tokens, in fp32 and in the order of the peers, and sends the sums there, rounded to bf16.
+// Combine, both hops, where tokens were forwarded: warps for each node add up what the peers of this one made of its
+// tokens, in fp32 and in the order of the peers, and send the sums there, rounded to bf16.
 //
-// It goes through the tokens in the order in which they came. Each token waits for the peers that got it, and for room
-// in the ring to its node.
+// They take the tokens in turns, in the order in which they came. Each token waits for the peers that got it, and for
+// room in the ring to its node. The last of a node's warps adds up nothing: behind the slowest of the others it sends
+// whole chunks and gives slots back. One warp that has a node for itself does both.
 #pragma once
 
 #include "moe/row_sum.h"
@@ -13,9 +14,23 @@ namespace tracekern {
 // Loads that a lane has under way: with one column more a traced kernel spills.
 constexpr SumLoads kRingLoads{3, 2};
 
+constexpr uint32_t kMaxTwoHopWarps = 16;
+
 // Shared memory of a block with node reducers.
 struct NodeReducerShared {
-    Contribution results[16][kMaxNodePeers];  // of each warp: what it adds up
+    uint64_t summed[kMaxTwoHopWarps];  // of the tokens that are this warp's: all before this one, from 0
+    Contribution results[kMaxTwoHopWarps][kMaxNodePeers];
+};
+
+// The warps of a block that add up for a node.
+struct NodeWarps {
+    uint32_t count;
+
+    TK_DEVICE static NodeWarps of(const Warp& warp, uint32_t num_nodes) { return {warp.num_warps / num_nodes}; }
+    TK_DEVICE uint32_t node_of(uint32_t warp) const { return warp / count; }
+    TK_DEVICE uint32_t index_of(uint32_t warp) const { return warp % count; }
+    // Those that take tokens.
+    TK_DEVICE uint32_t num_summers() const { return count == 1 ? 1 : count - 1; }
 };
 
 // Adds up the weights that come with rows, a lane a choice: those of the rows in `list`, in its order.
@@ -31,43 +46,103 @@ TK_DEVICE void sum_weights(TwoHopContext<Rec, Comm>& context, const Contribution
     });
 }
 
+// Of warps that take items in turns and say in flags of the block which of theirs is the next: the first item that some
+// warp has not done. One is done, `passed`, whose warp the caller has waited for.
+template <auto kChannel>
+TK_DEVICE uint32_t least_in_turns(const uint64_t* flags, uint32_t count, uint32_t passed) {
+    uint32_t least = kMaxFlagValue;
+    for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t next = flag_value(look_at<kChannel, Scope::block>(flags + i));
+        least = next < least ? next : least;
+    }
+    return least > passed ? least : passed + 1;
+}
+
 template <class Rec, class Comm>
 class NodeReducer {
 public:
-    TK_DEVICE NodeReducer(TwoHopContext<Rec, Comm>& context, uint32_t target_node)
+    TK_DEVICE NodeReducer(TwoHopContext<Rec, Comm>& context, NodeWarps warps)
         : context_(context),
           warp_(context.warp),
           args_(context.args),
           channel_(context.channel()),
-          node_(target_node),
-          rank_(context.args.rank_in(target_node)) {}
+          node_(warps.node_of(context.warp.warp)),
+          rank_(context.args.rank_in(node_)),
+          first_warp_(node_ * warps.count),
+          index_(warps.index_of(context.warp.warp)),
+          num_summers_(warps.num_summers()),
+          is_alone_(warps.count == 1) {}
 
     TK_DEVICE bool run() {
-        known_tails_ = returned_ = warp_.lanes([](int) { return 0u; });
+        known_tails_ = heads_ = returned_ = warp_.lanes([](int) { return 0u; });
         const int32_t* sums = args_.call.recv_rdma_channel_prefix_matrix + uint64_t{node_} * args_.num_channels;
         const uint32_t before = channel_ == 0 ? 0 : static_cast<uint32_t>(sums[channel_ - 1]);
-        const uint32_t count = static_cast<uint32_t>(sums[channel_]) - before;
+        count_ = static_cast<uint32_t>(sums[channel_]) - before;
         const int32_t of_nodes = node_ == 0 ? 0 : args_.call.recv_rdma_rank_prefix_sum[node_ - 1];
-        const uint32_t first = static_cast<uint32_t>(of_nodes) + before;
-        auto heads = warp_.lanes([](int) { return 0u; });  // of the peers' parts of the ring: rows that were added up
+        first_ = static_cast<uint32_t>(of_nodes) + before;
+        return index_ < num_summers_ ? sum_tokens() : coordinate();
+    }
+
+private:
+    TK_DEVICE bool sum_tokens() {
         TK_NO_UNROLL
-        for (uint32_t position = 0; position < count; ++position) {
+        for (uint32_t position = index_; position < count_; position += num_summers_) {
             if (!wait_ring_space(position)) return false;
-            const auto places = places_of(first + position);
+            const auto places = places_of(first_ + position);
             if (!wait_rows(places)) return false;
             sum_token(position, places);
-            heads = warp_.lanes([&](int lane) { return places[lane] < 0 ? heads[lane] : 1u + places[lane]; });
-            return_credits(heads, position + 1 == count);
-            const uint32_t sent = (position + 1) % args_.rings.rdma_chunk;
-            if (sent == 0 || position + 1 == count) {
-                const uint32_t in_chunk = sent == 0 ? args_.rings.rdma_chunk : sent;
-                issue_chunk(context_, node_, position + 1 - in_chunk, in_chunk);
+            if (is_alone_) {
+                pass(position);
+            } else {
+                signal_summed(position + num_summers_);
             }
         }
         return true;
     }
 
-private:
+    TK_DEVICE bool coordinate() {
+        for (uint32_t passed = 0; passed < count_;) {
+            const WaitResult slowest = wait_summed(passed);
+            if (!slowest.ok) return false;
+            const uint32_t end = slowest.value < count_ ? slowest.value : count_;
+            for (; passed < end; ++passed) pass(passed);
+        }
+        return true;
+    }
+
+    // All tokens as far as this one were added up: sends them as soon as their chunk is whole, and gives slots back.
+    TK_DEVICE void pass(uint32_t position) {
+        const auto places = places_of(first_ + position);
+        heads_ = warp_.lanes(
+            [&](int lane) { return places[lane] < 0 ? heads_[lane] : 1u + static_cast<uint32_t>(places[lane]); });
+        return_credits(position + 1 == count_);
+        const uint32_t chunk = args_.rings.rdma_chunk, in_chunk = position % chunk + 1;
+        if (in_chunk == chunk || position + 1 == count_) {
+            issue_chunk(context_, node_, position + 1 - in_chunk, in_chunk);
+        }
+    }
+
+    // Released: the sum, and the rows that it was made of may be written over.
+    TK_DEVICE void signal_summed(uint32_t next) {
+        auto& shared = warp_.template shared<NodeReducerShared>();
+        TK_SIGNAL(context_.recorder, TwoHopEvent::signal_summed, channel_, node_, index_, next);
+        signal_block<TwoHopChannel::summed>(warp_, &shared.summed[warp_.warp], context_.epoch, next);
+    }
+
+    // Waits for the warp whose token is the next one; the value is how far all of them have come then.
+    TK_DEVICE WaitResult wait_summed(uint32_t passed) {
+        const uint64_t* summed = warp_.template shared<NodeReducerShared>().summed + first_warp_;
+        const uint32_t index = passed % num_summers_;
+        const auto wait_now = [&] {
+            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, context_.comm.rank, passed, passed);
+            return wait_at_least<TwoHopChannel::summed, Scope::block>(
+                warp_, context_.comm, summed + index, context_.epoch, passed + 1, whom);
+        };
+        const bool ok =
+            record_wait<TwoHopEvent::wait_summed>(context_, wait_now, channel_, node_, index, passed + 1).ok;
+        return {ok, least_in_turns<TwoHopChannel::summed>(summed, num_summers_, passed)};
+    }
+
     // A lane a peer: the token's place among the rows that come from there, -1: none.
     TK_DEVICE PerLane<int32_t> places_of(uint32_t forwarded) const {
         const int32_t* places = args_.call.send_nvl_head + uint64_t{forwarded} * args_.nodes.peers;
@@ -131,30 +206,34 @@ private:
     }
 
     // Released: what was read. A chunk at a time, and before what this warp may wait for: see docs/two_hop.md.
-    TK_DEVICE void return_credits(const PerLane<uint32_t>& heads, bool is_last) {
+    TK_DEVICE void return_credits(bool is_last) {
         const uint32_t slots = args_.rings.return_slots(args_.nodes.num_nodes);
         const uint32_t batch = args_.rings.nvl_chunk < slots ? args_.rings.nvl_chunk : slots;
         const auto is_due = [&](int lane) {
-            return heads[lane] != returned_[lane] && (is_last || heads[lane] - returned_[lane] >= batch);
+            return heads_[lane] != returned_[lane] && (is_last || heads_[lane] - returned_[lane] >= batch);
         };
         for (uint32_t peers = warp_.ballot(is_due); peers; peers &= peers - 1) {
             const uint32_t peer = first_bit(peers), rank = args_.neighbour(peer);
-            const uint32_t head = warp_.shuffle(heads, static_cast<int>(peer));
+            const uint32_t head = warp_.shuffle(heads_, static_cast<int>(peer));
             TK_SIGNAL(context_.recorder, TwoHopEvent::return_row_credit, rank, channel_, node_, head + slots);
             auto* flag =
                 context_.comm.template at<uint64_t>(rank, args_.return_head_flag(channel_, args_.peer(), node_));
             signal_peer<TwoHopChannel::return_head>(context_, rank, flag, head);
         }
-        returned_ = warp_.lanes([&](int lane) { return is_due(lane) ? heads[lane] : returned_[lane]; });
+        returned_ = warp_.lanes([&](int lane) { return is_due(lane) ? heads_[lane] : returned_[lane]; });
     }
 
     TwoHopContext<Rec, Comm>& context_;
     Warp& warp_;
     const TwoHopArgs<Comm>& args_;
     const uint32_t channel_, node_, rank_;
-    uint32_t known_head_ = 0;        // of the ring to the node
-    PerLane<uint32_t> known_tails_;  // of the peers\' rings
-    PerLane<uint32_t> returned_;     // heads that were returned
+    const uint32_t first_warp_, index_, num_summers_;
+    const bool is_alone_;             // adds up and coordinates
+    uint32_t first_ = 0, count_ = 0;  // tokens of the node: of send_nvl_head, and how many
+    uint32_t known_head_ = 0;         // of the ring to the node
+    PerLane<uint32_t> known_tails_;   // of the peers\' rings
+    PerLane<uint32_t> heads_;         // of the peers' rings: rows that were added up
+    PerLane<uint32_t> returned_;      // heads that were returned
 };
 
 }  // namespace tracekern

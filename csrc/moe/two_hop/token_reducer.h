@@ -155,13 +155,7 @@ private:
                 warp_, context_.comm, &shared.reduced[receiver], context_.epoch, passed + 1, whom);
         };
         const bool ok = record_wait<TwoHopEvent::wait_reduced>(context_, wait_now, channel, receiver, passed + 1).ok;
-        uint32_t least = kMaxFlagValue;
-        for (uint32_t i = 0; i < kNumReceivers; ++i) {
-            const uint32_t next = flag_value(look_at<TwoHopChannel::reduced, Scope::block>(&shared.reduced[i]));
-            least = next < least ? next : least;
-        }
-        // One that looked before another went on is behind, never ahead; its own receiver has passed the token.
-        return {ok, least > passed ? least : passed + 1};
+        return {ok, least_in_turns<TwoHopChannel::reduced>(shared.reduced, kNumReceivers, passed)};
     }
 
     TK_DEVICE void return_credit(uint32_t node, uint32_t head) {

@@ -23,13 +23,14 @@ NODE_PEERS = 8
 FAULT_SLOTS = dict.fromkeys(
     (
         *("meta", "tail", "head", "prefix", "peer_tail", "peer_head", "return_tail", "return_head"),
-        *("lock", "ready", "forwarded", "reduced"),
+        *("lock", "ready", "forwarded", "summed", "reduced"),
     ),
     "of dispatch channel",
 )
 """Channel -> what the slot of a fault record is."""
 FAULT_VALUES = dict.fromkeys(
-    ("tail", "head", "peer_tail", "peer_head", "return_tail", "return_head", "ready", "forwarded", "reduced"), "token"
+    ("tail", "head", "peer_tail", "peer_head", "return_tail", "return_head", "ready", "forwarded", "summed", "reduced"),
+    "token",
 )
 """Channel -> what the values of its flags count."""
 
