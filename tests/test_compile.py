@@ -28,9 +28,9 @@ pytestmark = pytest.mark.compilers
 SOURCES = sorted(CSRC.rglob("kernels.cu"))
 IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
 PROBE = CSRC / "trace" / "kernels.cu"
-# Blocks of 1,024 threads have 64 registers a thread: 4 and 8 numbers of these bodies are in memory. They are there for
+# Blocks of 1,024 threads have 64 registers a thread: 4 to 8 numbers of these bodies are in memory. They are there for
 # looking at short spans and at what came last, and no call is timed by them.
-SPILLING = {"low_latency_combine_ring", "low_latency_combine_cycles"}
+SPILLING = {f"{family}_combine_{recorder}" for family in ("low_latency", "two_hop") for recorder in ("ring", "cycles")}
 
 # Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
 SIGNALS = {

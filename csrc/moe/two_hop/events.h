@@ -38,7 +38,7 @@
     EVENT(wait_return_ring,     wait,   completion, "return_head credit tail=return_tail channel node", "peer:6 channel:6",                    "node:5 wanted:20")          \
     EVENT(send_row,             work,   issue,      "",                                                 "peer:6 node:5 slot:14",               "row:24")                    \
     EVENT(signal_return_tail,   signal, completion, "return_tail count channel node",                   "peer:6 channel:6 node:5 value:20",    "")                          \
-    EVENT(wait_return_tail,     wait,   completion, "return_tail count channel node",                   "peer:6 channel:6 node:5 wanted:20",   "")                          \
+    EVENT(wait_return_tail,     wait,   completion, "return_tail count channel node",                   "peer:6 channel:6 node:5",             "peer:6 wanted:20")          \
     EVENT(sum_in_node,          work,   issue,      "",                                                 "node:5 token:20",                     "peers:4")                   \
     EVENT(signal_summed,        signal, completion, "summed count channel node summer",                 "channel:6 node:5 summer:4 value:20",  "")                          \
     EVENT(wait_summed,          wait,   completion, "summed count channel node summer",                 "channel:6 node:5 summer:4 wanted:20", "")                          \

@@ -163,27 +163,38 @@ private:
         return came.ok;
     }
 
+    // The span ends with the row that came last.
     TK_DEVICE bool wait_rows(const PerLane<int32_t>& places) {
-        for (uint32_t peers = warp_.ballot([&](int lane) { return places[lane] >= 0; }); peers; peers &= peers - 1) {
-            const uint32_t peer = first_bit(peers);
-            const uint32_t wanted = 1 + static_cast<uint32_t>(warp_.shuffle(places, static_cast<int>(peer)));
-            const uint32_t known = warp_.shuffle(known_tails_, static_cast<int>(peer));
-            if (wanted <= known) continue;
-            const uint32_t rank = args_.neighbour(peer);
-            const auto wait_now = [&] {
-                const auto* flag = args_.template own<uint64_t>(args_.return_tail_flag(channel_, peer, node_));
-                const RingWait whom = context_.ring_wait(TwoHopRing::nvl, rank, wanted - 1, known);
-                return wait_at_least<TwoHopChannel::return_tail>(
-                    warp_, context_.comm, flag, context_.epoch, wanted, whom);
-            };
-            const WaitResult came =
-                record_wait<TwoHopEvent::wait_return_tail>(context_, wait_now, rank, channel_, node_, wanted);
-            if (!came.ok) return false;
+        const auto is_missing = [&](int lane) {
+            return places[lane] >= 0 && static_cast<uint32_t>(places[lane]) >= known_tails_[lane];
+        };
+        uint32_t missing = warp_.ballot(is_missing);
+        if (!missing) return true;
+        const auto flag_of = [&](int lane) {
+            return args_.template own<uint64_t>(args_.return_tail_flag(channel_, static_cast<uint32_t>(lane), node_));
+        };
+        const auto least_of = [&](int lane) { return static_cast<uint32_t>(places[lane]) + 1; };
+        uint32_t peer = first_bit(missing);
+        TK_WAIT(context_.recorder, TwoHopEvent::wait_return_tail, args_.neighbour(peer), channel_, node_);
+        while (missing) {
+            peer = first_bit(missing);
+            const RingWait whom = context_.ring_wait(TwoHopRing::nvl,
+                                                     args_.neighbour(peer),
+                                                     warp_.shuffle(heads_, static_cast<int>(peer)),
+                                                     warp_.shuffle(known_tails_, static_cast<int>(peer)));
+            const Arrived came = wait_any_at_least<TwoHopChannel::return_tail>(
+                warp_, context_.comm, missing, flag_of, context_.epoch, least_of, whom);
+            if (!came.lanes) break;
             known_tails_ = warp_.lanes(
-                [&](int lane) { return static_cast<uint32_t>(lane) == peer ? came.value : known_tails_[lane]; });
+                [&](int lane) { return lane < 32 && came.lanes >> lane & 1 ? came.value[lane] : known_tails_[lane]; });
+            peer = first_bit(came.lanes);
+            missing &= ~came.lanes;
         }
-        return true;
+        const auto wanted = warp_.lanes([&](int lane) { return places[lane] < 0 ? 0u : least_of(lane); });
+        TK_END_IF(missing == 0, args_.neighbour(peer), warp_.shuffle(wanted, static_cast<int>(peer)));
+        return missing == 0;
     }
+
     TK_DEVICE void sum_token(uint32_t position, const PerLane<int32_t>& places) {
         const RowLayout& layout = args_.row;
         Contribution* list = warp_.template shared<NodeReducerShared>().results[warp_.warp];

@@ -57,19 +57,32 @@ public:
     }
 
 private:
+    // The span ends with the sum that came last.
     TK_DEVICE bool wait_tails(const PerLane<int32_t>& places) {
-        for (uint32_t nodes = warp_.ballot([&](int lane) { return places[lane] >= 0; }); nodes; nodes &= nodes - 1) {
-            const uint32_t node = first_bit(nodes), rank = args_.rank_in(node);
+        uint32_t missing = warp_.ballot([&](int lane) { return places[lane] >= 0; });
+        if (!missing) return true;
+        const auto flag_of = [&](int lane) {
+            const auto node = static_cast<uint32_t>(lane), place = static_cast<uint32_t>(places[lane]);
+            return args_.template own<uint64_t>(args_.tail_flag(channel_, node, place));
+        };
+        const auto least_of = [&](int lane) { return static_cast<uint32_t>(places[lane]) + 1; };
+        uint32_t node = first_bit(missing);
+        TK_WAIT(context_.recorder, TwoHopEvent::wait_tail, args_.rank_in(node), channel_);
+        while (missing) {
+            node = first_bit(missing);
             const auto place = static_cast<uint32_t>(warp_.shuffle(places, static_cast<int>(node)));
-            const auto* flag = args_.template own<uint64_t>(args_.tail_flag(channel_, node, place));
-            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, place, place);
-            TK_WAIT(context_.recorder, TwoHopEvent::wait_tail, rank, channel_);
-            const bool ok =
-                wait_at_least<TwoHopChannel::tail>(warp_, context_.comm, flag, context_.epoch, place + 1, whom).ok;
-            TK_END_IF(ok, rank, place + 1);
-            if (!ok) return false;
+            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, args_.rank_in(node), place, place);
+            const uint32_t came = wait_any_at_least<TwoHopChannel::tail>(
+                                      warp_, context_.comm, missing, flag_of, context_.epoch, least_of, whom)
+                                      .lanes;
+            if (!came) break;
+            node = first_bit(came);
+            missing &= ~came;
         }
-        return true;
+        TK_END_IF(missing == 0,
+                  args_.rank_in(node),
+                  static_cast<uint32_t>(warp_.shuffle(places, static_cast<int>(node))) + 1);
+        return missing == 0;
     }
 
     TK_DEVICE void reduce_token(uint32_t token, const PerLane<int32_t>& places) {
