@@ -82,3 +82,11 @@ def test_of_the_slow_node_of_two_hops_the_report_says_what_the_page_does():
     assert (fullest.sender, fullest.receiver, round(100 * fullest.share)) == (1, 1, 71)
     assert f"for {100 * fullest.share:.0f} % of the time of rank 1's kernels" in page
     assert f"dry for up to {100 * driest:.0f} %" in page
+
+
+def test_each_wait_of_the_way_back_has_its_arrow():
+    timeline = tracekern.load(TRACES / "cpu_two_hop")
+    for name in ("wait_return_tail", "wait_return_ring", "wait_summed", "wait_tail"):
+        rows = timeline.rows_of(name)
+        assert len(rows)
+        assert np.isin(rows, timeline.flows.wait).all(), name
