@@ -46,14 +46,12 @@ while not other.exists():
 dst = MemoryRegionDescriptor(other.read_bytes())
 with tracekern.capture(directory / "capture", device="cpu") as capture, engine.traced(capture):
     counter = engine.make_imm_counter(1)
-    for call in range(5):
+    for call in range(30):
         done = DoneFlag()
         engine.submit_write(src, dst, 1 << 16, imm=1, on_done=done)
         counter.wait(1, 60)
         done.wait(60)
-    until = time.monotonic() + 1.5
-    while time.monotonic() < until:
-        time.sleep(0.01)
+        time.sleep(0.05)
 engine.stop()
 """
 
@@ -88,7 +86,7 @@ def apart(captured: Path, machines: tuple[str, str]) -> tuple[Any, Any, list[Ran
 def test_processes_that_only_engines_connect_make_one_capture(captured: Path):
     timeline = load(captured)
     assert [rank.rank for rank in timeline.ranks] == [0, 1]
-    assert len(timeline.flows) >= 2 * 4  # what arrived before a peer recorded is not on record
+    assert len(timeline.flows) >= 2 * 15  # of 2 * 30: what arrived before a peer recorded is not on record
     assert not [problem for problem in timeline.problems if problem.severity == "error"]
 
 
