@@ -165,6 +165,8 @@ def refusals(group: Group) -> dict[str, str]:
             buffer.apply_experts(handle, experts, into)
         told[name] = str(refused.value)
     buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, handle)
+    for _ in range(2):
+        buffer.low_latency_dispatch(batch.x, batch.topk_idx, TOKENS, EXPERTS, use_fp8=False)
     with pytest.raises(BadInput) as refused:
         buffer.apply_experts(handle, good, rows)
     return told | {"handle": str(refused.value)}
@@ -179,7 +181,7 @@ def test_what_no_kernel_can_use_is_refused_in_one_line(pools):
         "shape of rows": "rows is torch.bfloat16 [8, 16, 256]; wanted torch.bfloat16 [8, 17, 256]",
         "dtype of rows": "rows is torch.float32 [8, 17, 256]; wanted torch.bfloat16 [8, 17, 256]",
         "alignment": "rows begins at an address that 16 bytes do not divide; clone() it",
-        "handle": "a stale handle: it was combined already",
+        "handle": "a stale handle: a later dispatch has taken its slot, or it is of before a reset",
     }
     assert told == wanted
 
