@@ -63,8 +63,8 @@ class ExpertKind:
     """Returns the experts of all ranks, the same for every seed. Takes the shape, the intermediate size and of every
     how many-th tile each step is recorded."""
     why_unsuitable: Callable[[str, Mapping[str, tuple[str, ...]], MoeShape, int], str] = lambda *run: ""
-    """Returns why a run cannot have such experts; "" if it can. Takes the variant, the kernels of all variants, the
-    shape and the intermediate size."""
+    """Returns why a run cannot have such experts; "" if it can. Takes the variant, the kernels of all
+    variants that may have kernels of experts between, the shape and the intermediate size."""
     tensor_bytes: Callable[[MoeShape, int, bool], int] = lambda *run: 0
     """Returns the bytes of a rank's weights and of its rows inside the experts. Takes the shape, the intermediate size,
     and whether each expert has a region for all tokens instead of packed rows."""

@@ -120,6 +120,8 @@ class Family:
     """Arguments of make_pipeline for calls that are queued on the device, whose host must not wait in between."""
     takes_stage_blocks: bool = False
     """Whether kernels of a call may have different numbers of blocks."""
+    takes_expert_kernels: bool = True
+    """Whether experts that are kernels of their own can run between the kernels of a call."""
     stages: dict[str, tuple[str, ...]] | None = None
     """Variant -> the kernels of one call of make_pipeline(), where these are not all that the variant has."""
 

@@ -178,7 +178,10 @@ def tensor_bytes(shape: MoeShape, intermediate: int, has_regions: bool) -> int:
 
 
 def why_unsuitable(variant: str, stages: Mapping[str, tuple[str, ...]], shape: MoeShape, intermediate: int) -> str:
-    """Returns why a run of the variant cannot have int4 experts; "" if it can. stages: variant -> its kernels."""
+    """Returns why a run of the variant cannot have int4 experts; "" if it can.
+
+    stages: variant -> its kernels, of those families that take kernels of experts.
+    """
     takes = [name for name, kernels in stages.items() if has_place_for_experts(kernels)]
     if variant not in takes:
         return f"expert is int4_sparse; variant {variant} takes scale alone, int4_sparse goes with {', '.join(takes)}"

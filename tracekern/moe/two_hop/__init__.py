@@ -33,6 +33,7 @@ FAMILY = Family(
     tensor_bytes=tensor_bytes,
     heap_options=heap_options,
     queue_options={"is_queued": True},
+    takes_expert_kernels=False,
     sent_events=frozenset({"copy_to_ring"}),
     received_events=frozenset({"receive_token"}),
     options=(
