@@ -287,7 +287,7 @@ def test_ranks_that_differ_are_told_so_and_go_on(pools):
 
 
 def combine_badly(group: Group) -> dict[str, str]:
-    """What is told of each wrong combine, before anything is launched; then a right one."""
+    """Calls combine with wrong arguments, refused before a launch, then with right ones. Returns the errors."""
     buffer, case, told = make_buffer(group, 2), CASES[0], {}
     given = bring(case, group.num_ranks, group.rank, 1)
 

@@ -141,9 +141,8 @@ TK_DEVICE void reduce_token(LowLatencyContext<Rec>& context, uint32_t token, con
     sum_part<BFloat16, kPackCount<BFloat16>, false, false, kFewSumLoads>(warp, out, list.results, list.count, part);
 }
 
-// Waits for a flag of each rank, which says that its dispatch is over. Blocks share the ranks from the last one on:
-// with few tokens it has none. The last warp of a block does so while the first
-// one waits for the block's token.
+// Waits for a flag of each rank, which says that its dispatch is over. Blocks share the ranks from the last block on,
+// which has no token where there are few. The last warp of a block does so while the first one waits for its token.
 template <class Rec>
 TK_DEVICE void wait_ranks(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;

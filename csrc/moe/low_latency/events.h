@@ -3,8 +3,8 @@
 // receive buffer of its (local expert, source rank) pair. At `wait_group` sub-warps meet for the rows that the second
 // one has claimed, `begin` is the first; where they, or the warps of a token, share work it is `wait_sub_warps`. A
 // `wait_results` is for all results of a token: it begins with the first of them and ends with the one that came last.
-// `wait_rank` is for the results of a rank's first expert, whoever needs them. `combine` counts those of a handle, from
-// 1; an acknowledgement is of that one, 0 of a dispatch whose handle was dropped.
+// `wait_rank` waits for the results of a rank's first expert, also where no token needs them. `combine` is 1 for the
+// first combine of a handle; a `signal_ack` names the one that is over, 0 if the handle was dropped without one.
 #pragma once
 
 #include "comm/mutation.h"

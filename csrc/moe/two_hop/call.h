@@ -1,7 +1,9 @@
-// What the kernels share that move rows, dispatch and combine: when they are called off, and how a call ends.
+// What the kernels share that move rows, dispatch and combine: when they are called off, how slots of the rings between
+// nodes are given back, and how a call ends.
 #pragma once
 
 #include "comm/counter.h"
+#include "comm/put.h"
 #include "moe/two_hop/layout.h"
 
 namespace tracekern {
@@ -13,6 +15,18 @@ template <class Rec, class Comm>
 TK_DEVICE bool is_called_off(TwoHopContext<Rec, Comm>& context) {
     const WaitFor nobody{context.stage, context.comm.rank, context.channel()};
     return gives_up_with_others(context.warp, context.comm, channel_number(TwoHopChannel::counts), nobody);
+}
+
+// Gives the slots before `head` back to the node's rank of this place. Released: what was read from them, which its
+// readers released to this warp. A later head may overtake it.
+template <class Rec, class Comm>
+TK_DEVICE void return_credit(TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t head) {
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t channel = context.channel(), rank = args.rank_in(node);
+    TK_SIGNAL(context.recorder, TwoHopEvent::return_credit, rank, channel, head + args.rings.rdma_slots);
+    with_peer(context.comm, rank, [&](const auto& to) {
+        signal_max<TwoHopChannel::head>(context.warp, to, args.head_flag(channel, args.node()), context.epoch, head);
+    });
 }
 
 // The last warp of all leaves the state as the next call wants to find it: every other has read the epoch.

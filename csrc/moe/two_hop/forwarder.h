@@ -5,9 +5,8 @@
 // peer wants. It never waits for one node while another has tokens: see docs/two_hop.md for why that matters.
 #pragma once
 
-#include "comm/put.h"
 #include "moe/roles.h"
-#include "moe/two_hop/layout.h"
+#include "moe/two_hop/call.h"
 
 namespace tracekern {
 
@@ -256,7 +255,7 @@ public:
             if (looked.risen == 0) return true;  // all forwarders have retired
             for (uint32_t nodes = looked.risen; nodes; nodes &= nodes - 1) {
                 const int node = static_cast<int>(first_bit(nodes));
-                return_credit(first_bit(nodes), warp_.shuffle(returned, node), warp_.shuffle(least, node));
+                return_slots(first_bit(nodes), warp_.shuffle(returned, node), warp_.shuffle(least, node));
             }
             returned =
                 warp_.lanes([&](int lane) { return least[lane] > returned[lane] ? least[lane] : returned[lane]; });
@@ -333,16 +332,12 @@ private:
         return slowest;
     }
 
-    TK_DEVICE void return_credit(uint32_t node, [[maybe_unused]] uint32_t returned, uint32_t head) {
-        const uint32_t channel = context_.channel(), rank = args_.rank_in(node);
+    TK_DEVICE void return_slots(uint32_t node, uint32_t returned, uint32_t head) {
+        const uint32_t channel = context_.channel();
         for (uint32_t position = returned; position < head; ++position) {
             poison(args_.template own<char>(args_.rdma_row_in(channel, node, position)), args_.row.bytes);
         }
-        TK_SIGNAL(context_.recorder, TwoHopEvent::return_credit, rank, channel, head + args_.rings.rdma_slots);
-        // Released: what the forwarders have read, which they released to this warp. A later head may overtake it.
-        with_peer(context_.comm, rank, [&](const auto& to) {
-            signal_max<TwoHopChannel::head>(warp_, to, args_.head_flag(channel, args_.node()), context_.epoch, head);
-        });
+        return_credit(context_, node, head);
     }
 
     TwoHopContext<Rec, Comm>& context_;

@@ -150,7 +150,7 @@ public:
             for (uint32_t risen = warp_.ballot([&](int lane) { return heads[lane] != returned[lane]; }); risen;
                  risen &= risen - 1) {
                 const uint32_t node = first_bit(risen);
-                return_credit(node, warp_.shuffle(heads, static_cast<int>(node)));
+                return_credit(context_, node, warp_.shuffle(heads, static_cast<int>(node)));
             }
             returned = heads;
         }
@@ -169,15 +169,6 @@ private:
         };
         const bool ok = record_wait<TwoHopEvent::wait_reduced>(context_, wait_now, channel, receiver, passed + 1).ok;
         return {ok, least_in_turns<TwoHopChannel::reduced>(shared.reduced, kNumReceivers, passed)};
-    }
-
-    TK_DEVICE void return_credit(uint32_t node, uint32_t head) {
-        const uint32_t channel = context_.channel(), rank = args_.rank_in(node);
-        TK_SIGNAL(context_.recorder, TwoHopEvent::return_credit, rank, channel, head + args_.rings.rdma_slots);
-        // Released: what the receivers have read, which they released to this warp. A later head may overtake it.
-        with_peer(context_.comm, rank, [&](const auto& to) {
-            signal_max<TwoHopChannel::head>(warp_, to, args_.head_flag(channel, args_.node()), context_.epoch, head);
-        });
     }
 
     TwoHopContext<Rec, Comm>& context_;
