@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, counted_launches, require_gpus, write_results
+from pairs import SLEEP_CYCLES
 from ranks import Row, directory_of_all, placement, print_row, run_ranks, this_rank
 
 SHAPE = {"num_experts": 256, "topk": 8, "hidden": 7168, "dtype": "bf16"}
@@ -38,9 +39,6 @@ GOALS = {"device": 1.02, "flight recorder": 1.03}
 FLIGHT_TOKENS = 256
 FAR_OFF = 1.2
 """Of on/off in these modes: a traced body that slow was compiled badly (one took 1.45, 2 H200, 2026-11-22)."""
-SLEEP_CYCLES = 2_000_000
-"""About 1 ms: longer than the host takes to queue a call. Resident ranks, whose calls one process queues, sleep so long
-for each of them."""
 
 
 def main() -> int:
