@@ -218,7 +218,7 @@ NEW_CALL = (
         ({"expert_alignment": 0}, "expert_alignment is 0; wanted 1"),
         ({"num_worst_tokens": -1}, "num_worst_tokens is -1; wanted 0"),
         ({"config": (2, 1, 1, 1, 7)}, "config is tuple; wanted tracekern.moe.two_hop.Config"),
-        ({"config": Config(2, 6, 256, 6, 4098)}, "num_nvl_bytes + num_rdma_bytes is 1048576; a call with 2 experts"),
+        ({"config": Config(2, 6, 8194, 6, 258)}, "num_nvl_bytes + num_rdma_bytes is 1048576; a call with 2 experts"),
         ({"timeout_s": 0}, "timeout_s is 0; wanted more than 0"),
         ({"capture": "no capture"}, "capture is str"),
         (arguments(9), "x has 9 tokens; the buffer was made with num_max_tokens_per_rank=8"),

@@ -104,9 +104,11 @@ def test_all_tokens_to_one_rank(name, transport):
     assert_right(stress(SLOW, "fibers", BATCHES[name], "traffic=hub", f"transport={transport}"))
 
 
-# Warps of a block that add up for a node: all, a few with one to coordinate, one.
+# Warps of a block that add up for a node: a few with one to coordinate, one. On one node also those of a peer's team.
 NODE_WARPS = {
-    "twelve": Shape(nodes=1, peers=4, tokens=60, nvl_send=2, nvl_recv=4, calls=6),
+    "teams_of_four": Shape(nodes=1, peers=4, tokens=60, nvl_send=2, nvl_recv=4, calls=6),
+    "teams_of_two": Shape(nodes=1, peers=8, tokens=20, topk=5, nvl_send=3, nvl_recv=3, calls=6),
+    "alone": Shape(nodes=1, peers=1, tokens=60, fp8=1, hidden=128, nvl_send=5, nvl_recv=5, calls=6),
     "two": Shape(nodes=4, peers=1, tokens=40, rdma_send=3, rdma_recv=9, calls=6),
     "one": Shape(nodes=6, peers=1, tokens=40, topk=3, rdma_send=2, rdma_recv=8, nvl_recv=1, calls=6),
 }
@@ -261,6 +263,7 @@ SITES = (
     *sites("host_counts", *OWN_PAYLOAD),
 )
 BUSY = Shape()
+ONE_NODE = Shape(nodes=1, tokens=40, topk=1, nvl_send=3, nvl_recv=4)
 ATTACKS = {
     "mapped": Attack("two_hop_stress", calls(BUSY), SITES, TSAN, WITH_TIME_OUT),
     "far": Attack("two_hop_stress", calls(BUSY, FAR), SITES, TSAN, WITH_TIME_OUT),
@@ -272,6 +275,23 @@ ATTACKS = {
             *sites("return_tail", *COUNTED),
             *sites("return_head", *FLAGGED),
             *sites("reduced", *IN_BLOCK),
+            *sites("summed", *IN_BLOCK),
+        ),
+        TSAN,
+        WITH_TIME_OUT,
+    ),
+    # Rows go straight into the rings of peers.
+    "one_node": Attack(
+        "two_hop_stress",
+        calls(ONE_NODE, "combine=always"),
+        (
+            *sites("prefix", *OWN_PAYLOAD),
+            *sites("peer_tail", *COUNTED),
+            *sites("peer_head", *COUNTED),
+            *sites("return_tail", *COUNTED),
+            *sites("return_head", *COUNTED),
+            *sites("sent", *IN_BLOCK),
+            *sites("received", *IN_BLOCK),
             *sites("summed", *IN_BLOCK),
         ),
         TSAN,

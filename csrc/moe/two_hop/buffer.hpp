@@ -66,7 +66,7 @@ public:
     // Launches dispatch of the call, with what depends on its counts.
     void dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
-        launch<TwoHopDispatch>(config_.row(), trace, stream);
+        launch_either<OneNodeDispatch, TwoHopDispatch>(config_.row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
@@ -79,7 +79,7 @@ public:
     // Launches dispatch with what an earlier one and its notify wrote: no experts, no weights.
     void cached_dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
-        launch<TwoHopDispatch>(config_.cached_row(), trace, stream);
+        launch_either<OneNodeDispatch, TwoHopDispatch>(config_.cached_row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
@@ -87,7 +87,7 @@ public:
     void combine(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         if (!config_.can_combine()) throw std::invalid_argument("nodes: combine has a warp of a block for each");
         call_ = call;
-        launch<TwoHopCombine>(config_.combine_row(), trace, stream);
+        launch_either<OneNodeCombine, TwoHopCombine>(config_.combine_row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
@@ -128,6 +128,10 @@ public:
     uint32_t epoch() const { return epoch_on_record(epoch_); }
 
 private:
+    template <template <class> class OnOneNode, template <class> class OnSeveral>
+    void launch_either(const RowLayout& row, TraceChoice trace, uint64_t stream) {
+        config_.num_nodes == 1 ? launch<OnOneNode>(row, trace, stream) : launch<OnSeveral>(row, trace, stream);
+    }
     template <template <class> class Body>
     void launch(const RowLayout& row, TraceChoice trace, uint64_t stream) {
         set_comm_args();

@@ -8,6 +8,12 @@
 
 namespace tracekern {
 
+// The tokens of the channel.
+template <class Rec, class Comm>
+TK_DEVICE TaskRange own_tokens(const TwoHopContext<Rec, Comm>& context) {
+    return TaskRange::of(context.args.call.num_tokens, context.args.num_channels, context.channel());
+}
+
 // Whether some rank gave up. Behind a notify that did, peers may still read what this kernel would write over, and
 // would take it for theirs. Of this rank's notify all warps see that. Where another rank gave up some may not; they
 // learn it from a wait.

@@ -53,9 +53,9 @@ struct ReturnSlots {
 struct SumInNode {
     template <class Rec, class Comm>
     TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        const NodeWarps warps = NodeWarps::of(context.warp, context.args.nodes.num_nodes);
-        const bool has_node = warps.node_of(context.warp.warp) < context.args.nodes.num_nodes;
-        return !has_node || NodeReducer<Rec, Comm>(context, warps).run();
+        const Teams teams = Teams::of(context.warp, context.args.nodes.num_nodes);
+        const bool has_node = teams.team_of(context.warp.warp) < context.args.nodes.num_nodes;
+        return !has_node || NodeReducer<Rec, Comm, false>(context, teams).run();
     }
 };
 
@@ -72,7 +72,7 @@ template <class Comm>
 struct TwoHopCachedNotify {
     using Args = TwoHopArgs<Comm>;
     static constexpr TwoHopStage kStage = TwoHopStage::cached_notify;
-    static constexpr uint32_t kMaxThreads = 512;
+    static constexpr uint32_t kMaxThreads = 32 * kMaxTeamWarps;
 
     static uint64_t shared_bytes(const Args&, uint32_t) { return 0; }
 
@@ -125,9 +125,7 @@ struct TwoHopCombine {
         // Those that take tokens in turns begin with the first one of theirs.
         if (is_forwarder_block(warp)) {
             auto& shared = warp.template shared<NodeReducerShared>();
-            const NodeWarps warps = NodeWarps::of(warp, args.nodes.num_nodes);
-            warp.block_strided(warp.num_warps,
-                               [&](uint32_t i) { shared.summed[i] = make_flag(context.epoch, warps.index_of(i)); });
+            clear_turns(context, shared.summed, Teams::of(warp, args.nodes.num_nodes));
         } else {
             auto& shared = warp.template shared<TokenReducerShared>();
             warp.block_strided(kNumReceivers, [&](uint32_t i) { shared.reduced[i] = make_flag(context.epoch, i); });

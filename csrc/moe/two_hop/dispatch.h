@@ -10,9 +10,9 @@
 namespace tracekern {
 
 // Warps of a block by the design: 7 senders, their coordinator, and a receiver for each peer. A block that forwards has
-// as many, of which peers + 1 have a role.
-TK_HOST_DEVICE constexpr uint32_t two_hop_warps(uint32_t peers) {
-    return kNumSenders + 1 + peers;
+// as many, of which peers + 1 have a role. On one node they are teams for the peers.
+TK_HOST_DEVICE constexpr uint32_t two_hop_warps(uint32_t num_nodes, uint32_t peers) {
+    return num_nodes == 1 ? kMaxTeamWarps : kNumSenders + 1 + peers;
 }
 TK_DEVICE uint32_t peers_of_block(const Warp& warp) {
     return warp.num_warps - kNumSenders - 1;

@@ -40,11 +40,15 @@
     EVENT(signal_return_tail,   signal, completion, "return_tail count channel node",                   "peer:6 channel:6 node:5 value:20",    "")                          \
     EVENT(wait_return_tail,     wait,   completion, "return_tail count channel node",                   "peer:6 channel:6 node:5",             "peer:6 wanted:20")          \
     EVENT(sum_in_node,          work,   issue,      "",                                                 "node:5 token:20",                     "peers:4")                   \
-    EVENT(signal_summed,        signal, completion, "summed count channel node summer",                 "channel:6 node:5 summer:4 value:20",  "")                          \
-    EVENT(wait_summed,          wait,   completion, "summed count channel node summer",                 "channel:6 node:5 summer:4 wanted:20", "")                          \
+    EVENT(signal_summed,        signal, completion, "summed count channel node summer",                 "channel:6 node:5 summer:5 value:20",  "")                          \
+    EVENT(wait_summed,          wait,   completion, "summed count channel node summer",                 "channel:6 node:5 summer:5 wanted:20", "")                          \
     EVENT(return_row_credit,    signal, completion, "return_head credit tail=return_tail channel node", "peer:6 channel:6 node:5 value:20",    "")                          \
     EVENT(reduce_token,         work,   issue,      "",                                                 "token:20",                            "nodes:6")                   \
     EVENT(signal_reduced,       signal, completion, "reduced count channel receiver",                   "channel:6 receiver:3 value:20",       "")                          \
-    EVENT(wait_reduced,         wait,   completion, "reduced count channel receiver",                   "channel:6 receiver:3 wanted:20",      "")
+    EVENT(wait_reduced,         wait,   completion, "reduced count channel receiver",                   "channel:6 receiver:3 wanted:20",      "")                           \
+    EVENT(signal_sent,          signal, completion, "sent count channel target sender",                  "channel:6 target:3 sender:5 value:20",   "")                       \
+    EVENT(wait_sent,            wait,   completion, "sent count channel target sender",                  "channel:6 target:3 sender:5 wanted:20",  "")                       \
+    EVENT(signal_received,      signal, completion, "received count channel source receiver",            "channel:6 source:3 receiver:5 value:20", "")                       \
+    EVENT(wait_received,        wait,   completion, "received count channel source receiver",            "channel:6 source:3 receiver:5 wanted:20", "")
 // clang-format on
 TK_DEFINE_EVENTS(TwoHopEvent, TK_TWO_HOP_EVENTS)

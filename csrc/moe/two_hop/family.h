@@ -9,6 +9,7 @@
 #include "moe/two_hop/combine.h"
 #include "moe/two_hop/dispatch.h"
 #include "moe/two_hop/notify.h"
+#include "moe/two_hop/one_node.h"
 
 namespace tracekern {
 
@@ -37,11 +38,11 @@ struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
         return TwoHopLayout::make(shape, nodes(), channels, rings(), row().bytes, combine_row().bytes);
     }
     // A warp of a block adds up for each node.
-    bool can_combine() const { return num_nodes <= two_hop_warps(nodes().peers); }
+    bool can_combine() const { return num_nodes <= two_hop_warps(num_nodes, nodes().peers); }
 
     // The grids that the kernels count on.
     void set_grid() {
-        warps_per_block = two_hop_warps(nodes().peers);
+        warps_per_block = two_hop_warps(num_nodes, nodes().peers);
         num_blocks = 2 * channels;
         stage_blocks[static_cast<uint32_t>(TwoHopStage::notify_dispatch)] = 1 + num_nodes;
         stage_blocks[static_cast<uint32_t>(TwoHopStage::cached_notify)] = 1;
@@ -98,11 +99,18 @@ struct TwoHopOn {
     static uint64_t heap_bytes(const TwoHopConfig& config) { return config.layout().total_bytes; }
 
     template <class F>
-    static void with_kernels(const TwoHopConfig&, F f) {
-        f(KernelList<TwoHopNotifyDispatch<Comm>,
-                     TwoHopDispatch<Comm>,
-                     TwoHopCachedNotify<Comm>,
-                     TwoHopCombine<Comm>>{});
+    static void with_kernels(const TwoHopConfig& config, F f) {
+        if (config.num_nodes == 1) {
+            f(KernelList<TwoHopNotifyDispatch<Comm>,
+                         OneNodeDispatch<Comm>,
+                         TwoHopCachedNotify<Comm>,
+                         OneNodeCombine<Comm>>{});
+        } else {
+            f(KernelList<TwoHopNotifyDispatch<Comm>,
+                         TwoHopDispatch<Comm>,
+                         TwoHopCachedNotify<Comm>,
+                         TwoHopCombine<Comm>>{});
+        }
     }
 
     template <class Memory>

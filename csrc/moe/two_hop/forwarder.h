@@ -16,6 +16,25 @@ struct ForwarderShared {
     uint64_t forward_channel_retired[kMaxNodePeers];                // retired: it has passed all of the call
 };
 
+// What travels behind the values of a row for `rank`, with experts as that rank counts them.
+template <class Rec, class Comm, class WordOf>
+TK_DEVICE void write_words(TwoHopContext<Rec, Comm>& context, uint32_t* to, uint32_t rank, WordOf word_of) {
+    const RowLayout& row = context.args.row;
+    const uint32_t num_local = context.args.shape.num_local_experts(), first_expert = rank * num_local;
+    const auto is_local = [&](uint32_t k) {
+        return word_of(row.first_idx() + k) - first_expert < num_local;  // -1 is of no rank
+    };
+    context.warp.strided_rolled(row.num_words(), [&](uint32_t i) {
+        uint32_t word = word_of(i);
+        if (i >= row.first_weight()) {
+            word = is_local(i - row.first_weight()) ? word : 0;
+        } else if (i >= row.first_idx()) {
+            word = is_local(i - row.first_idx()) ? word - first_expert : ~0u;
+        }
+        to[i] = word;
+    });
+}
+
 // What a forwarder knows of the nodes, a lane a node.
 struct Sources {
     PerLane<uint32_t> left;       // tokens that have not been passed
@@ -192,28 +211,15 @@ private:
         args_.call.send_nvl_head[uint64_t{row} * args_.nodes.peers + peer_] = place;
     }
 
-    // To the peer's ring, with experts as that rank counts them.
+    // To the peer's ring.
     TK_DEVICE void forward_token(char* row, uint32_t node) {
         const RowLayout& layout = args_.row;
         TK_RANGE(context_.recorder, TwoHopEvent::forward_token, node, rank_, tail_ % args_.rings.nvl_slots);
         char* to = context_.comm.template at<char>(rank_, args_.nvl_row(channel_, args_.peer(), tail_));
         ++tail_;
         copy_row(warp_, to, row, layout.hidden_bytes);
-        const uint32_t num_local = args_.shape.num_local_experts(), first_expert = rank_ * num_local;
-        const uint32_t* from_words = layout.words(row);
-        uint32_t* to_words = layout.words(to);
-        const auto is_local = [&](uint32_t k) {
-            return from_words[layout.first_idx() + k] - first_expert < num_local;  // -1 is of no rank
-        };
-        warp_.strided_rolled(layout.num_words(), [&](uint32_t i) {
-            uint32_t word = from_words[i];
-            if (i >= layout.first_weight()) {
-                word = is_local(i - layout.first_weight()) ? word : 0;
-            } else if (i >= layout.first_idx()) {
-                word = is_local(i - layout.first_idx()) ? word - first_expert : ~0u;
-            }
-            to_words[i] = word;
-        });
+        const uint32_t* words = layout.words(row);
+        write_words(context_, layout.words(to), rank_, [&](uint32_t i) { return words[i]; });
     }
 
     TK_DEVICE void publish(uint32_t node, uint32_t head, uint32_t num_handed) {

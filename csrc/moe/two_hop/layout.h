@@ -111,7 +111,8 @@ struct TwoHopLayout {
         layout.flags_end = cursor;
         layout.meta = {whole_lines((2 * p + 2) * sizeof(int32_t)), nodes.num_nodes, channels};
         const auto larger = [](uint64_t a, uint64_t b) { return whole_lines(a > b ? a : b); };
-        const uint64_t rdma_slots = rings.rdma_slots, return_slots = n * rings.return_slots(nodes.num_nodes);
+        const uint64_t rdma_slots = n == 1 ? 0 : rings.rdma_slots;  // one node has no first hop
+        const uint64_t return_slots = n * rings.return_slots(nodes.num_nodes);
         layout.rdma_rows = {larger(rdma_slots * row_bytes, rdma_slots * combine_row_bytes), nodes.num_nodes, channels};
         layout.nvl_rows = {
             larger(rings.nvl_slots * row_bytes, return_slots * combine_row_bytes), nodes.peers, channels};

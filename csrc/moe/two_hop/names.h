@@ -31,7 +31,7 @@ inline constexpr const char* kTwoHopRoleNames[] = {"notify",
                                                    "rdma_receiver",
                                                    "receiver_coordinator"};
 
-// Flags between ranks: counts to return_head. In the shared memory of a block: lock to reduced.
+// Flags between ranks: counts to return_head. In the shared memory of a block: lock to received.
 enum class TwoHopChannel : uint32_t {
     counts = kFirstOwnChannel,
     peer_counts,
@@ -49,6 +49,8 @@ enum class TwoHopChannel : uint32_t {
     retired,
     summed,
     reduced,
+    sent,
+    received,
     host_counts,
 };
 inline constexpr const char* kTwoHopChannelNames[] = {"counts",
@@ -67,6 +69,8 @@ inline constexpr const char* kTwoHopChannelNames[] = {"counts",
                                                       "retired",
                                                       "summed",
                                                       "reduced",
+                                                      "sent",
+                                                      "received",
                                                       "host_counts"};
 
 // What a fault record calls a ring.

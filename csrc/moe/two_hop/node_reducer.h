@@ -2,35 +2,23 @@
 // tokens, in fp32 and in the order of the peers, and send the sums there, rounded to bf16.
 //
 // They take the tokens in turns, in the order in which they came. Each token waits for the peers that got it, and for
-// room in the ring to its node. The last of a node's warps adds up nothing: behind the slowest of the others it sends
-// whole chunks and gives slots back. One warp that has a node for itself does both.
+// room in the ring to its node. Behind the slowest of a node's warps the last one sends whole chunks and gives slots
+// back. On one node a sum is what combine returns, and nothing is sent.
 #pragma once
 
 #include "moe/row_sum.h"
 #include "moe/two_hop/sender.h"
+#include "moe/two_hop/turns.h"
 
 namespace tracekern {
 
 // Loads that a lane has under way: with one column more a traced kernel spills.
 constexpr SumLoads kRingLoads{3, 2};
 
-constexpr uint32_t kMaxTwoHopWarps = 16;
-
 // Shared memory of a block with node reducers.
 struct NodeReducerShared {
-    uint64_t summed[kMaxTwoHopWarps];  // of the tokens that are this warp's: all before this one, from 0
-    Contribution results[kMaxTwoHopWarps][kMaxNodePeers];
-};
-
-// The warps of a block that add up for a node.
-struct NodeWarps {
-    uint32_t count;
-
-    TK_DEVICE static NodeWarps of(const Warp& warp, uint32_t num_nodes) { return {warp.num_warps / num_nodes}; }
-    TK_DEVICE uint32_t node_of(uint32_t warp) const { return warp / count; }
-    TK_DEVICE uint32_t index_of(uint32_t warp) const { return warp % count; }
-    // Those that take tokens.
-    TK_DEVICE uint32_t num_summers() const { return count == 1 ? 1 : count - 1; }
+    TurnFlags summed;
+    Contribution results[kMaxTeamWarps][kMaxNodePeers + 2];  // biases come first
 };
 
 // Adds up the weights that come with rows, a lane a choice: those of the rows in `list`, in its order.
@@ -46,109 +34,84 @@ TK_DEVICE void sum_weights(TwoHopContext<Rec, Comm>& context, const Contribution
     });
 }
 
-// Of warps that take items in turns and say in flags of the block which of theirs is the next: the first item that some
-// warp has not done. One is done, `passed`, whose warp the caller has waited for.
-template <auto kChannel>
-TK_DEVICE uint32_t least_in_turns(const uint64_t* flags, uint32_t count, uint32_t passed) {
-    uint32_t least = kMaxFlagValue;
-    for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t next = flag_value(look_at<kChannel, Scope::block>(flags + i));
-        least = next < least ? next : least;
-    }
-    return least > passed ? least : passed + 1;
+// Lists the rows that a token's sum begins with; returns how many.
+TK_DEVICE uint32_t list_biases(Warp& warp, const TwoHopCall& call, uint64_t byte, Contribution* list) {
+    const uint32_t count = (call.bias[0] ? 1u : 0u) + (call.bias[1] ? 1u : 0u);
+    warp.leader([&] {
+        for (uint32_t i = 0; i < count; ++i) list[i] = {call.bias[i] + byte, 1.0f, Expert{}, 0, 0};
+    });
+    return count;
 }
 
-template <class Rec, class Comm>
+template <class Rec, class Comm, bool kOneNode>
 class NodeReducer {
+    using Context = TwoHopContext<Rec, Comm>;
+
 public:
-    TK_DEVICE NodeReducer(TwoHopContext<Rec, Comm>& context, NodeWarps warps)
+    TK_DEVICE NodeReducer(Context& context, const Teams& teams)
         : context_(context),
           warp_(context.warp),
           args_(context.args),
           channel_(context.channel()),
-          node_(warps.node_of(context.warp.warp)),
+          node_(teams.team_of(context.warp.warp)),
           rank_(context.args.rank_in(node_)),
-          first_warp_(node_ * warps.count),
-          index_(warps.index_of(context.warp.warp)),
-          num_summers_(warps.num_summers()),
-          is_alone_(warps.count == 1) {}
+          is_alone_(teams.num_warps == 1),
+          turns_(context, warp_.template shared<NodeReducerShared>().summed, teams, node_, TwoHopRing::rdma) {}
 
     TK_DEVICE bool run() {
         known_tails_ = heads_ = returned_ = warp_.lanes([](int) { return 0u; });
         const int32_t* sums = args_.call.recv_rdma_channel_prefix_matrix + uint64_t{node_} * args_.num_channels;
         const uint32_t before = channel_ == 0 ? 0 : static_cast<uint32_t>(sums[channel_ - 1]);
-        count_ = static_cast<uint32_t>(sums[channel_]) - before;
         const int32_t of_nodes = node_ == 0 ? 0 : args_.call.recv_rdma_rank_prefix_sum[node_ - 1];
         first_ = static_cast<uint32_t>(of_nodes) + before;
-        return index_ < num_summers_ ? sum_tokens() : coordinate();
+        const TaskRange range = own_tokens(context_);
+        count_ = kOneNode ? range.end - range.begin : static_cast<uint32_t>(sums[channel_]) - before;
+        if (turns_.index() < turns_.num_workers()) return sum_tokens();
+        return turns_.follow(count_, [&](uint32_t first, uint32_t end) {
+            for (; first < end; ++first) pass(first);
+        });
     }
 
 private:
     TK_DEVICE bool sum_tokens() {
         TK_NO_UNROLL
-        for (uint32_t position = index_; position < count_; position += num_summers_) {
-            if (!wait_ring_space(position)) return false;
-            const auto places = places_of(first_ + position);
+        for (uint32_t position = turns_.index(); position < count_; position += turns_.num_workers()) {
+            if (!kOneNode && !wait_ring_space(position)) return false;
+            const auto places = places_of(position);
             if (!wait_rows(places)) return false;
             sum_token(position, places);
             if (is_alone_) {
                 pass(position);
             } else {
-                signal_summed(position + num_summers_);
+                turns_.done(position);  // released: the sum, and the rows that it was made of may be written over
             }
-        }
-        return true;
-    }
-
-    TK_DEVICE bool coordinate() {
-        for (uint32_t passed = 0; passed < count_;) {
-            const WaitResult slowest = wait_summed(passed);
-            if (!slowest.ok) return false;
-            const uint32_t end = slowest.value < count_ ? slowest.value : count_;
-            for (; passed < end; ++passed) pass(passed);
         }
         return true;
     }
 
     // All tokens as far as this one were added up: sends them as soon as their chunk is whole, and gives slots back.
     TK_DEVICE void pass(uint32_t position) {
-        const auto places = places_of(first_ + position);
+        const auto places = places_of(position);
         heads_ = warp_.lanes(
             [&](int lane) { return places[lane] < 0 ? heads_[lane] : 1u + static_cast<uint32_t>(places[lane]); });
         return_credits(position + 1 == count_);
         const uint32_t chunk = args_.rings.rdma_chunk, in_chunk = position % chunk + 1;
-        if (in_chunk == chunk || position + 1 == count_) {
+        if (!kOneNode && (in_chunk == chunk || position + 1 == count_)) {
             issue_chunk(context_, node_, position + 1 - in_chunk, in_chunk);
         }
     }
 
-    // Released: the sum, and the rows that it was made of may be written over.
-    TK_DEVICE void signal_summed(uint32_t next) {
-        auto& shared = warp_.template shared<NodeReducerShared>();
-        TK_SIGNAL(context_.recorder, TwoHopEvent::signal_summed, channel_, node_, index_, next);
-        signal_block<TwoHopChannel::summed>(warp_, &shared.summed[warp_.warp], context_.epoch, next);
+    // A lane a peer: the token's place among the rows that come from there, -1: none. On one node positions are those
+    // of all tokens, forwarded or not.
+    TK_DEVICE PerLane<int32_t> places_of(uint32_t position) const {
+        const TwoHopCall& call = args_.call;
+        const int32_t forwarded = kOneNode ? call.send_rdma_head[token_at(position)] : static_cast<int32_t>(position);
+        const int32_t* places = call.send_nvl_head + (int64_t{first_} + forwarded) * args_.nodes.peers;
+        return warp_.lanes([&](int lane) {
+            return forwarded >= 0 && static_cast<uint32_t>(lane) < args_.nodes.peers ? places[lane] : -1;
+        });
     }
-
-    // Waits for the warp whose token is the next one; the value is how far all of them have come then.
-    TK_DEVICE WaitResult wait_summed(uint32_t passed) {
-        const uint64_t* summed = warp_.template shared<NodeReducerShared>().summed + first_warp_;
-        const uint32_t index = passed % num_summers_;
-        const auto wait_now = [&] {
-            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, context_.comm.rank, passed, passed);
-            return wait_at_least<TwoHopChannel::summed, Scope::block>(
-                warp_, context_.comm, summed + index, context_.epoch, passed + 1, whom);
-        };
-        const bool ok =
-            record_wait<TwoHopEvent::wait_summed>(context_, wait_now, channel_, node_, index, passed + 1).ok;
-        return {ok, least_in_turns<TwoHopChannel::summed>(summed, num_summers_, passed)};
-    }
-
-    // A lane a peer: the token's place among the rows that come from there, -1: none.
-    TK_DEVICE PerLane<int32_t> places_of(uint32_t forwarded) const {
-        const int32_t* places = args_.call.send_nvl_head + uint64_t{forwarded} * args_.nodes.peers;
-        return warp_.lanes(
-            [&](int lane) { return static_cast<uint32_t>(lane) < args_.nodes.peers ? places[lane] : -1; });
-    }
+    TK_DEVICE uint64_t token_at(uint32_t position) const { return own_tokens(context_).begin + position; }
 
     TK_DEVICE bool wait_ring_space(uint32_t position) {
         const uint32_t slots = args_.rings.rdma_slots, wanted = position + 1;
@@ -200,19 +163,25 @@ private:
         Contribution* list = warp_.template shared<NodeReducerShared>().results[warp_.warp];
         const uint32_t peers = warp_.ballot([&](int lane) { return places[lane] >= 0; }), count = count_bits(peers);
         warp_.sync();  // the list of the token before was read
+        const uint32_t num_biases =
+            kOneNode ? list_biases(warp_, args_.call, token_at(position) * layout.hidden_bytes, list) : 0;
         warp_.each_lane([&](int lane) {
             if (lane >= 32 || !(peers >> lane & 1)) return;
             const auto peer = static_cast<uint32_t>(lane);
             const uint64_t at = args_.return_row(channel_, peer, node_, static_cast<uint32_t>(places[lane]));
-            list[count_bits(peers & ((1u << lane) - 1))] = {args_.template own<char>(at), 1.0f, Expert{}, peer, 0};
+            list[num_biases + count_bits(peers & ((1u << lane) - 1))] = {
+                args_.template own<char>(at), 1.0f, Expert{}, peer, 0};
         });
         warp_.sync();
         TK_RANGE(context_.recorder, TwoHopEvent::sum_in_node, node_, position);
-        char* to = outgoing_row(context_, node_, position);
+        char* to = kOneNode ? args_.call.combined_x + token_at(position) * layout.hidden_bytes
+                            : outgoing_row(context_, node_, position);
         if (args_.call.has_weights) {
-            sum_weights(context_, list, count, reinterpret_cast<float*>(layout.words(to) + layout.first_weight()));
+            float* weights = kOneNode ? args_.call.combined_topk_weights + token_at(position) * layout.topk
+                                      : reinterpret_cast<float*>(layout.words(to) + layout.first_weight());
+            sum_weights(context_, list + num_biases, count, weights);
         }
-        sum_rows<BFloat16, false, false, kRingLoads>(warp_, to, list, count, args_.shape.hidden, 0, 1);
+        sum_rows<BFloat16, false, false, kRingLoads>(warp_, to, list, num_biases + count, args_.shape.hidden, 0, 1);
         TK_END(count);
     }
 
@@ -234,15 +203,15 @@ private:
         returned_ = warp_.lanes([&](int lane) { return is_due(lane) ? heads_[lane] : returned_[lane]; });
     }
 
-    TwoHopContext<Rec, Comm>& context_;
+    Context& context_;
     Warp& warp_;
     const TwoHopArgs<Comm>& args_;
     const uint32_t channel_, node_, rank_;
-    const uint32_t first_warp_, index_, num_summers_;
-    const bool is_alone_;             // adds up and coordinates
-    uint32_t first_ = 0, count_ = 0;  // tokens of the node: of send_nvl_head, and how many
+    const bool is_alone_;  // adds up and coordinates
+    Turns<Context, TwoHopChannel::summed, TwoHopEvent::signal_summed, TwoHopEvent::wait_summed> turns_;
+    uint32_t first_ = 0, count_ = 0;  // of send_nvl_head, and how many tokens
     uint32_t known_head_ = 0;         // of the ring to the node
-    PerLane<uint32_t> known_tails_;   // of the peers\' rings
+    PerLane<uint32_t> known_tails_;   // of the peers' rings
     PerLane<uint32_t> heads_;         // of the peers' rings: rows that were added up
     PerLane<uint32_t> returned_;      // heads that were returned
 };

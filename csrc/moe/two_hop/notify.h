@@ -14,7 +14,7 @@
 #pragma once
 
 #include "comm/put.h"
-#include "moe/two_hop/layout.h"
+#include "moe/two_hop/turns.h"
 
 namespace tracekern {
 
@@ -242,7 +242,7 @@ template <class Comm>
 struct TwoHopNotifyDispatch {
     using Args = TwoHopArgs<Comm>;
     static constexpr TwoHopStage kStage = TwoHopStage::notify_dispatch;
-    static constexpr uint32_t kMaxThreads = 512;
+    static constexpr uint32_t kMaxThreads = 32 * kMaxTeamWarps;
 
     static uint64_t shared_bytes(const Args&, uint32_t) { return sizeof(NotifyShared); }
 

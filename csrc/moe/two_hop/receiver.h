@@ -3,12 +3,13 @@
 //
 // A receiver is for one peer of the node, which hands on tokens of the ranks of its place in all nodes. Rows of recv_x
 // are in the order of those ranks, and of tokens: tokens of a rank and channel come in their order, so the next row of
-// each node is known.
+// each node is known. On one node a team of warps is for a peer.
 #pragma once
 
 #include "comm/signal.h"
 #include "moe/roles.h"
 #include "moe/two_hop/layout.h"
+#include "moe/two_hop/turns.h"
 
 namespace tracekern {
 
@@ -33,14 +34,39 @@ public:
             // The tail says no more than is to come, unless a fault was planted.
             const uint32_t end = tail < num_rows ? tail : num_rows;
             TK_NO_UNROLL
-            do receive_token(head, next_row);
+            do receive_token(head, take_row(head, next_row));
             while (++head < end);
             return_credit(head);
         }
         return true;
     }
 
+    // The same on one node, where warps of a team take the rows in turns.
+    TK_DEVICE bool run(const Teams& teams) {
+        TeamTurns turns(context_, warp_.template shared<TurnFlags>(), teams, peer_, TwoHopRing::nvl);
+        PerLane<uint32_t> next_row;
+        const auto [ok, num_rows] = wait_prefix(next_row);
+        if (!ok) return false;
+        if (teams.is_coordinator(warp_.warp)) {
+            return turns.follow(num_rows, [&](uint32_t, uint32_t end) { return_credit(end); });
+        }
+        const uint32_t first_row = warp_.shuffle(next_row, 0);
+        uint32_t tail = 0;
+        TK_NO_UNROLL
+        for (uint32_t position = turns.index(); position < num_rows; position += turns.num_workers()) {
+            if (position >= tail && !wait_peer_tail(position, tail)) return false;
+            receive_token(position, uint64_t{first_row} + position);
+            turns.done(position);  // released: the slot was read
+        }
+        return true;
+    }
+
 private:
+    using TeamTurns = Turns<TwoHopContext<Rec, Comm>,
+                            TwoHopChannel::received,
+                            TwoHopEvent::signal_received,
+                            TwoHopEvent::wait_received>;
+
     // Waits for what the peer says of this channel. Value: the rows that come; next_row: where they begin.
     TK_DEVICE WaitResult wait_prefix(PerLane<uint32_t>& next_row) {
         const TwoHopCall& call = args_.call;
@@ -63,7 +89,10 @@ private:
             const uint32_t source = args_.nodes.rank_at(node, peer_);
             const int32_t before = source == 0 ? 0 : call.recv_gbl_rank_prefix_sum[source - 1];
             const uint32_t row = static_cast<uint32_t>(before) + start[lane];
-            call.recv_gbl_channel_prefix_matrix[source * args_.num_channels + channel_] = static_cast<int32_t>(row);
+            // Relaxed: warps of a team write the same.
+            store_relaxed_system(reinterpret_cast<uint32_t*>(call.recv_gbl_channel_prefix_matrix) +
+                                     source * args_.num_channels + channel_,
+                                 row);
             return row;
         });
         return {true, warp_.sum([&](int lane) { return end[lane] - start[lane]; })};
@@ -80,20 +109,29 @@ private:
         return came.ok;
     }
 
-    TK_DEVICE void receive_token(uint32_t position, PerLane<uint32_t>& next_row) {
-        const TwoHopCall& call = args_.call;
-        const RowLayout& layout = args_.row;
-        char* slot = args_.template own<char>(args_.nvl_row(channel_, peer_, position));
-        const SourceMeta meta = layout.meta(slot);
-        const uint32_t src_node = meta.src_node % kMaxTwoHopNodes;
-        const uint64_t row = warp_.shuffle(next_row, static_cast<int>(src_node));
+    TK_DEVICE uint32_t take_row(uint32_t position, PerLane<uint32_t>& next_row) {
+        const uint32_t src_node = src_node_of(position), row = warp_.shuffle(next_row, static_cast<int>(src_node));
         next_row =
             warp_.lanes([&](int lane) { return next_row[lane] + uint32_t{static_cast<uint32_t>(lane) == src_node}; });
+        return row;
+    }
+
+    TK_DEVICE char* slot_of(uint32_t position) const {
+        return args_.template own<char>(args_.nvl_row(channel_, peer_, position));
+    }
+    TK_DEVICE uint32_t src_node_of(uint32_t position) const {
+        return args_.row.meta(slot_of(position)).src_node % kMaxTwoHopNodes;
+    }
+
+    TK_DEVICE void receive_token(uint32_t position, uint64_t row) {
+        const TwoHopCall& call = args_.call;
+        const RowLayout& layout = args_.row;
         if (row >= call.recv_capacity) return;  // the host reads in moe_recv_counter how many there are
         TK_RANGE(context_.recorder,
                  TwoHopEvent::receive_token,
-                 args_.nodes.rank_at(src_node, peer_),
+                 args_.nodes.rank_at(src_node_of(position), peer_),
                  position % args_.rings.nvl_slots);
+        char* slot = slot_of(position);
         copy_row(warp_, call.recv_x + row * layout.hidden_bytes, slot, layout.hidden_bytes);
         const uint32_t* words = layout.words(slot);
         warp_.strided_rolled(layout.num_words(), [&](uint32_t i) {

@@ -11,6 +11,22 @@
 
 namespace tracekern {
 
+// A row of combine_x, with its weights if they come back, to a slot of a ring.
+template <class Rec, class Comm>
+TK_DEVICE void copy_result(
+    TwoHopContext<Rec, Comm>& context, char* to, uint32_t row, uint32_t rank, uint32_t node, uint32_t slot) {
+    const TwoHopCall& call = context.args.call;
+    const RowLayout& layout = context.args.row;
+    TK_RANGE(context.recorder, TwoHopEvent::send_row, rank, node, slot);
+    copy_row(context.warp, to, call.combine_x + uint64_t{row} * layout.hidden_bytes, layout.hidden_bytes);
+    if (call.has_weights) {
+        auto* weights = reinterpret_cast<float*>(layout.words(to) + layout.first_weight());
+        context.warp.strided_rolled(
+            layout.topk, [&](uint32_t i) { weights[i] = call.combine_topk_weights[uint64_t{row} * layout.topk + i]; });
+    }
+    TK_END(row);
+}
+
 template <class Rec, class Comm>
 class ReturnSender {
 public:
@@ -102,18 +118,8 @@ private:
     }
 
     TK_DEVICE void send_row(uint32_t node, uint32_t row, uint32_t position) {
-        const TwoHopCall& call = args_.call;
-        const RowLayout& layout = args_.row;
-        TK_RANGE(context_.recorder, TwoHopEvent::send_row, rank_, node, position % slots_);
         char* to = context_.comm.template at<char>(rank_, args_.return_row(channel_, args_.peer(), node, position));
-        copy_row(warp_, to, call.combine_x + uint64_t{row} * layout.hidden_bytes, layout.hidden_bytes);
-        if (call.has_weights) {
-            auto* weights = reinterpret_cast<float*>(layout.words(to) + layout.first_weight());
-            warp_.strided_rolled(layout.topk, [&](uint32_t i) {
-                weights[i] = call.combine_topk_weights[uint64_t{row} * layout.topk + i];
-            });
-        }
-        TK_END(row);
+        copy_result(context_, to, row, rank_, node, position % slots_);
     }
 
     TwoHopContext<Rec, Comm>& context_;

@@ -163,6 +163,23 @@ TK_DEVICE uint32_t list_targets(TwoHopContext<Rec, Comm>& context,
     return count_bits(nodes);
 }
 
+// What travels behind a token's values, but for the peers that want it.
+template <class Rec, class Comm>
+TK_DEVICE uint32_t word_of_token(const TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t i) {
+    const TwoHopCall& call = context.args.call;
+    const RowLayout& row = context.args.row;
+    if (i >= row.first_weight()) {
+        return bits_as<uint32_t>(call.topk_weights[uint64_t{token} * row.topk + i - row.first_weight()]);
+    }
+    if (i >= row.first_idx()) {
+        return static_cast<uint32_t>(call.topk_idx[uint64_t{token} * row.topk + i - row.first_idx()]);
+    }
+    if (i >= row.first_scale()) {
+        return bits_as<uint32_t>(call.x_scales[uint64_t{token} * row.num_scales + i - row.first_scale()]);
+    }
+    return context.args.node();
+}
+
 // One load, as many stores as there are targets.
 template <class Rec, class Comm>
 TK_DEVICE void copy_to_rings(TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t num_targets) {
@@ -184,14 +201,7 @@ TK_DEVICE void copy_to_rings(TwoHopContext<Rec, Comm>& context, uint32_t token, 
     });
 
     warp.strided_rolled(row.num_words(), [&](uint32_t i) {
-        uint32_t word = args.node();
-        if (i >= row.first_weight()) {
-            word = bits_as<uint32_t>(call.topk_weights[uint64_t{token} * row.topk + i - row.first_weight()]);
-        } else if (i >= row.first_idx()) {
-            word = static_cast<uint32_t>(call.topk_idx[uint64_t{token} * row.topk + i - row.first_idx()]);
-        } else if (i >= row.first_scale()) {
-            word = bits_as<uint32_t>(call.x_scales[uint64_t{token} * row.num_scales + i - row.first_scale()]);
-        }
+        const uint32_t word = word_of_token(context, token, i);
         TK_NO_UNROLL
         for (uint32_t k = 0; k < num_targets; ++k) row.words(targets[k])[i] = i == 1 ? peers[k] : word;
     });

@@ -17,12 +17,6 @@ struct TokenReducerShared {
     Contribution results[kNumReceivers][kMaxTwoHopNodes + 2];  // biases come first
 };
 
-// The tokens of the channel.
-template <class Rec, class Comm>
-TK_DEVICE TaskRange own_tokens(const TwoHopContext<Rec, Comm>& context) {
-    return TaskRange::of(context.args.call.num_tokens, context.args.num_channels, context.channel());
-}
-
 // A lane a node: the token's place in the ring from there, -1: none.
 template <class Rec, class Comm>
 TK_DEVICE PerLane<int32_t> places_from_nodes(const TwoHopContext<Rec, Comm>& context, uint32_t token) {
@@ -90,13 +84,8 @@ private:
         const RowLayout& layout = args_.row;
         Contribution* list = warp_.template shared<TokenReducerShared>().results[receiver_];
         const uint32_t nodes = warp_.ballot([&](int lane) { return places[lane] >= 0; }), count = count_bits(nodes);
-        const uint32_t num_biases = (call.bias[0] ? 1u : 0u) + (call.bias[1] ? 1u : 0u);
         warp_.sync();  // the list of the token before was read
-        warp_.leader([&] {
-            for (uint32_t i = 0; i < num_biases; ++i) {
-                list[i] = {call.bias[i] + uint64_t{token} * layout.hidden_bytes, 1.0f, Expert{}, 0, 0};
-            }
-        });
+        const uint32_t num_biases = list_biases(warp_, call, uint64_t{token} * layout.hidden_bytes, list);
         warp_.each_lane([&](int lane) {
             if (lane >= 32 || !(nodes >> lane & 1)) return;
             const auto node = static_cast<uint32_t>(lane);

@@ -111,7 +111,7 @@ class Kernels:
                 self.native = self._family.Buffer(comm.native, **options)
         except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
             raise BadInput(str(error)) from None
-        events, warps = _event_table(nodes, layout, max_tokens, layout.row_bytes), FACTS.warps(nodes.peers)
+        events, warps = _event_table(nodes, layout, max_tokens, layout.row_bytes), FACTS.warps(nodes.num_nodes, nodes.peers)
         self._launches = Launches(comm, events, FACTS.roles, layout.config.num_sms, warps)
         self._launches.add_stage("notify_dispatch", events, FACTS.roles, 1 + nodes.num_nodes, warps)
         self._launches.add_stage("cached_notify", events, FACTS.roles, 1, warps)

@@ -109,7 +109,7 @@ class TwoHopPipeline:
             on_timeout=on_timeout,
             executor=executor,
         )
-        self.comm, self.grid, self.warps = self.buffer.comm, self.config.num_sms, int(FACTS.warps(nodes.peers))
+        self.comm, self.grid, self.warps = self.buffer.comm, self.config.num_sms, int(FACTS.warps(nodes.num_nodes, nodes.peers))
         self._open()
 
     def _open(self) -> None:
@@ -230,8 +230,8 @@ def why_unsuitable(shape: MoeShape, options: dict[str, int]) -> str:
     try:
         chosen = chosen_options(shape, options)
         nodes = Nodes.of(shape.num_ranks, chosen["nodes"])
-        if nodes.num_nodes > FACTS.warps(nodes.peers):
-            return f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.peers)}"
+        if nodes.num_nodes > FACTS.warps(nodes.num_nodes, nodes.peers):
+            return f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.num_nodes, nodes.peers)}"
         config_of(chosen)
     except BadInput as error:
         return str(error)
