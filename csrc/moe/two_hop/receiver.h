@@ -26,7 +26,7 @@ public:
 
     TK_DEVICE bool run() {
         PerLane<uint32_t> next_row;  // a lane a node
-        const auto [ok, num_rows] = wait_prefix(next_row);
+        const auto [ok, num_rows] = wait_prefix(next_row, true);
         if (!ok) return false;
         for (uint32_t head = 0; head < num_rows;) {
             uint32_t tail;
@@ -45,7 +45,7 @@ public:
     TK_DEVICE bool run(const Teams& teams) {
         TeamTurns turns(context_, warp_.template shared<TurnFlags>(), teams, peer_, TwoHopRing::nvl);
         PerLane<uint32_t> next_row;
-        const auto [ok, num_rows] = wait_prefix(next_row);
+        const auto [ok, num_rows] = wait_prefix(next_row, teams.is_coordinator(warp_.warp));
         if (!ok) return false;
         if (teams.is_coordinator(warp_.warp)) {
             return turns.follow(num_rows, [&](uint32_t, uint32_t end) { return_credit(end); });
@@ -67,8 +67,9 @@ private:
                             TwoHopEvent::signal_received,
                             TwoHopEvent::wait_received>;
 
-    // Waits for what the peer says of this channel. Value: the rows that come; next_row: where they begin.
-    TK_DEVICE WaitResult wait_prefix(PerLane<uint32_t>& next_row) {
+    // Waits for what the peer says of this channel. Value: the rows that come; next_row: where they begin. notes: in
+    // recv_gbl_channel_prefix_matrix, too.
+    TK_DEVICE WaitResult wait_prefix(PerLane<uint32_t>& next_row, bool notes) {
         const TwoHopCall& call = args_.call;
         const uint32_t num_nodes = args_.nodes.num_nodes;
         const auto* flags = args_.template own<uint64_t>(args_.prefix_flags(channel_, peer_));
@@ -89,10 +90,9 @@ private:
             const uint32_t source = args_.nodes.rank_at(node, peer_);
             const int32_t before = source == 0 ? 0 : call.recv_gbl_rank_prefix_sum[source - 1];
             const uint32_t row = static_cast<uint32_t>(before) + start[lane];
-            // Relaxed: warps of a team write the same.
-            store_relaxed_system(reinterpret_cast<uint32_t*>(call.recv_gbl_channel_prefix_matrix) +
-                                     source * args_.num_channels + channel_,
-                                 row);
+            if (notes) {
+                call.recv_gbl_channel_prefix_matrix[source * args_.num_channels + channel_] = static_cast<int32_t>(row);
+            }
             return row;
         });
         return {true, warp_.sum([&](int lane) { return end[lane] - start[lane]; })};
