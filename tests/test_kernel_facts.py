@@ -33,7 +33,7 @@ RANKS, TOKENS, HIDDEN, EXPERTS, TOPK = 2, 6, 256, 8, 3
 NUM_LOCAL, MESSAGE, ROW = EXPERTS // RANKS, FACTS.message_bytes(HIDDEN, True), 2 * HIDDEN
 BYTES = {"cast_token": MESSAGE, "send_message": MESSAGE, "copy_token": MESSAGE, "send_result": ROW}
 BYTES_OF_TOKENS = {"signal_count": MESSAGE, "signal_results": ROW}
-OF_A_PAIR = {"signal_count", "wait_count", "wait_group", "copy_token", "send_result", "signal_results"}
+OF_A_PAIR = {"wait_count", "wait_group", "wait_message", "copy_token", "send_result", "signal_results"}
 PERFETTO = """
 select s.name, s.dur, extract_arg(arg_set_id, 'debug.responsible_expert_idx'), extract_arg(arg_set_id, 'debug.bytes'),
   extract_arg(arg_set_id, 'debug.gb_per_s'), extract_arg(arg_set_id, 'debug.blocks'),

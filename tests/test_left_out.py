@@ -86,7 +86,6 @@ def thinned(timeline: Timeline, sub_warps: int) -> Timeline:
         ("wait_sub_warps", is_of_token | np.where(kernel == "dispatch", copies, sends)),
     ):
         kept[name == event] = wanted[name == event]
-    kept[(name == "wait_sends") & ~_has_messages(timeline, name)] = False
     left = take_spans(timeline, kept)
     return dataclasses.replace(left, flows=join_flows(left)[0])
 
@@ -97,20 +96,6 @@ def _is_token_barrier(timeline: Timeline, name: np.ndarray) -> np.ndarray:
     rows = np.flatnonzero(name == "wait_sub_warps")
     (event,) = (event for event in timeline.events if event.name == "wait_sub_warps")
     result[rows] = field_values(event, "barrier", timeline.spans, rows) == 1
-    return result
-
-
-def _has_messages(timeline: Timeline, name: np.ndarray) -> np.ndarray:
-    """[num_spans] of wait_sends: whether the launch sent a message to that expert."""
-    spans, result = timeline.spans, np.zeros(len(timeline.spans), bool)
-    by_name = {event.name: event for event in timeline.events}
-    sent = {
-        (int(spans.launch[row]), int(field_values(by_name["send_message"], "expert", spans, [row])[0]))
-        for row in np.flatnonzero(name == "send_message")
-    }
-    rows = np.flatnonzero(name == "wait_sends")
-    experts = field_values(by_name["wait_sends"], "expert", spans, rows).tolist()
-    result[rows] = [pair in sent for pair in zip(spans.launch[rows].tolist(), experts, strict=True)]
     return result
 
 

@@ -132,8 +132,8 @@ def calls(shape: Shape, *options: str) -> tuple[str, ...]:
     return ("threads", *shape.arguments()[:-1], "SEED", *options)
 
 
-# Of `sends` no epoch is compared: it is a counter, which goes back to zero in each call. Nor is one of `grid`.
-COUNTED = ("release", "acquire", "acknowledgement")
+# Of a count neither release nor acquire can be missed: who writes over what it acknowledges has had a message, too.
+# Of `grid` no epoch is compared: it is a counter, which goes back to zero in each kernel.
 BUSY = replace(SMALL, hidden=8, iterations=20)
 # At least as many ranks as a block has warps: its last warp then waits for an acknowledgement that all others need.
 MANY_RANKS = Shape(ranks=4, blocks=4, warps=4, tokens=6, hidden=8, experts=4, topk=2, iterations=20)
@@ -143,8 +143,8 @@ ATTACKS = {
         "low_latency_stress",
         calls(BUSY),
         (
-            *sites("sends", *COUNTED),
-            *sites("count", *FLAGGED),
+            *sites("message", *FLAGGED),
+            *sites("count", "epoch", "acknowledgement"),
             *sites("results", *FLAGGED),
             *sites("grid", "release"),
         ),

@@ -28,14 +28,15 @@ TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
     TK_END(context.group().begin);
 }
 
-// One warp of each block calls it. True in that of the block that comes last: all warps of all blocks have read what
-// the kernel found in the slot, each before it came to begin_kernel()'s barrier.
+// One warp of each block calls it, once in a kernel. True in that of the block that comes last: what warps of all
+// blocks did before, and told theirs behind a barrier, is done. All have read what the kernel found in the slot, each
+// before it came to begin_kernel()'s barrier.
 template <class Rec>
-TK_DEVICE bool all_have_begun(LowLatencyContext<Rec>& context) {
-    uint32_t* blocks_begun = &context.args.state->blocks_begun;
-    const uint32_t before = take_ticket<CommChannel::grid>(context.warp, blocks_begun);
+TK_DEVICE bool is_last_block(LowLatencyContext<Rec>& context) {
+    uint32_t* blocks_passed = &context.args.state->blocks_passed;
+    const uint32_t before = take_ticket<CommChannel::grid>(context.warp, blocks_passed);
     if (before != context.warp.num_blocks - 1) return false;
-    context.warp.leader([&] { *blocks_begun = 0; });
+    context.warp.leader([&] { *blocks_passed = 0; });
     return true;
 }
 

@@ -86,7 +86,7 @@ TK_DEVICE void cast_values(
             });
         } else {
             warp.each_lane([&](int lane) {
-                if (place(lane) < num_packs) store_once(reinterpret_cast<Bf16Pack*>(values) + place(lane), own[lane]);
+                if (place(lane) < num_packs) reinterpret_cast<Bf16Pack*>(values)[place(lane)] = own[lane];
             });
         }
     }
@@ -94,10 +94,9 @@ TK_DEVICE void cast_values(
 
 // All warps of a share cast the token; the first also writes the header.
 template <bool kFp8, class Rec>
-TK_DEVICE void cast_token(LowLatencyContext<Rec>& context, uint32_t token, CastShare share) {
+TK_DEVICE void cast_token(LowLatencyContext<Rec>& context, char* message, uint32_t token, CastShare share) {
     const LowLatencyArgs& args = context.args;
     TK_RANGE(context.recorder, LowLatencyEvent::cast_token, token);
-    char* message = args.own_message(token, MessageLayout::of(args.shape.hidden, kFp8));
     const char* row = args.call.x + uint64_t{token} * args.shape.row_bytes();
     if (share.index == 0 && context.warp.is_leader()) {
         *reinterpret_cast<MessageHeader*>(message) = MessageHeader{token, {}};

@@ -90,7 +90,7 @@ TK_DEVICE bool wait_results(LowLatencyContext<Rec>& context, const PerLane<uint3
             of.rank,
             of.local_expert,
             context.shared().number & kCombineMask);
-    const WaitStatistic statistic(args);
+    const WaitStatistic statistic = WaitStatistic::begin(args);
     while (lanes) {
         of = pair_of(lanes);
         const WaitFor whom = wait_for(context, of.rank, of.local_expert);
@@ -160,7 +160,7 @@ TK_DEVICE void wait_ranks(LowLatencyContext<Rec>& context) {
 // Takes down in the slot that the handle's combine is received.
 template <class Rec>
 TK_DEVICE void note_combine(LowLatencyContext<Rec>& context) {
-    if (!all_have_begun(context)) return;
+    if (!is_last_block(context)) return;
     context.warp.leader([&] {
         context.args.slot().combined.word = context.epoch;
         context.args.slot().num_combines.word = context.shared().number;

@@ -1,18 +1,17 @@
 // Dispatch: each token goes as one message to each of its experts, and each expert's rank learns how many came.
 //
-// send      Blocks share the tokens. All warps of a block but the last cast a token into rdma_x, then warp k copies the
-//           message of choice k to its place at the expert's rank. Meanwhile the last warp counts the tokens of those
-//           experts whose counts this block's groups send. Once all messages for an expert are out, its group sends
-//           their number to the expert's rank alone.
+// send      Blocks share the tokens. All warps of a block but the last cast a token into shared memory, then warp k
+//           copies the message of choice k to its place at the expert's rank, and raises the flag of that place. The
+//           last warp counts the tokens of those experts whose counts this block's groups tell, and tells them at once.
 // receive   A warp group is responsible for one (local expert, source rank): it waits for the count, claims as many
-//           rows of the expert, and copies the messages there. No block waits for the others of its rank: one may
-//           receive while another still sends.
+//           rows of the expert, and copies the messages there, each as soon as its flag was raised. No block waits for
+//           the others of its rank: one may receive while another still sends.
 //
-// A count of epoch e is released after the messages of e: each was counted as out with a release, which the group's
-// acquire of the finish counter takes up.
+// A flag is released behind its message. A count says nothing of messages. It is released all the same, since it
+// acknowledges: see combine.h.
 //
-// Nobody acknowledges messages or counts. Those of e are written over those of e-2, which had the same slot, so the
-// dispatch of e-2 must be over at all ranks, with all counts seen and all messages copied:
+// Nobody acknowledges messages, their flags or counts. Those of e are written over those of e-2, which had the same
+// slot, so the dispatch of e-2 must be over at all ranks, with all counts and flags seen and all messages copied:
 //   - A rank sends results of e-2 in a kernel behind its dispatch of e-2, zero rows included. The combine of e-2 waited
 //     for a result flag of every rank, and this kernel is behind it on the stream.
 //   - No combine of e-2 was received: its handle was dropped, on all ranks alike. Then each rank tells the others that
@@ -46,29 +45,49 @@ TK_DEVICE SendTarget take_place(Warp& warp,
             })};
 }
 
-// Copies the message of one choice to its expert's rank, and counts it as out.
+// Of the messages that follow LowLatencyShared: one is cast while the other is sent. That of the token before the last
+// was sent, since the warps that sent it have met since.
+constexpr uint32_t kNumStaged = 2;
 template <bool kFp8, class Rec>
-TK_DEVICE void send_message(LowLatencyContext<Rec>& context,
-                            uint32_t token,
-                            uint32_t choice,
-                            const SendTarget& target) {
+TK_DEVICE char* staged_message(LowLatencyContext<Rec>& context, uint32_t turn) {
+    const MessageLayout layout = MessageLayout::of(context.args.shape.hidden, kFp8);
+    return reinterpret_cast<char*>(&context.shared() + 1) + turn % kNumStaged * layout.bytes;
+}
+
+// Copies the message of one choice from shared memory to its expert's rank, and says there that it came.
+template <bool kFp8, class Rec>
+TK_DEVICE void send_message(
+    LowLatencyContext<Rec>& context, const char* message, uint32_t token, uint32_t choice, const SendTarget& target) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
     const uint32_t expert = target.expert;
     if (expert == kNoExpert) return warp.leader([&] { report_if_bad(args, token, choice); });
     const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
-    const uint32_t place = warp.shuffle(target.place, 0);
+    const uint32_t place = warp.shuffle(target.place, 0), own_rank = context.comm.rank;
     {
         const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
         TK_RANGE(context.recorder, LowLatencyEvent::send_message, to.rank, expert, place);
-        copy_vectors(warp,
-                     args.recv_message(to.rank, to.local_expert, context.comm.rank, place, layout),
-                     args.own_message(token, layout),
-                     layout.bytes);
+        auto* there = reinterpret_cast<Vector16*>(args.recv_message(to.rank, to.local_expert, own_rank, place, layout));
+        const auto* here = reinterpret_cast<const Vector16*>(message);
+        warp.strided_rolled(layout.bytes / sizeof(Vector16), [&](uint32_t i) { store_once(there + i, here[i]); });
         TK_END(token);
     }
-    // Released for the group that sends the count.
-    count_up<LowLatencyChannel::sends>(warp, args.finish_counter(expert));
+    TK_SIGNAL(context.recorder, LowLatencyEvent::signal_message, to.rank, to.local_expert, place);
+    signal_peer<LowLatencyChannel::message>(
+        context, to.rank, args.message_flag(to.rank, to.local_expert, own_rank, place), 0);
+}
+
+// Takes the slot's epoch down, and the handle's, and leaves the places for the slot's next dispatch. The first warp of
+// a block, behind the barrier of its last token: when it is the last of all blocks, all places were taken.
+template <class Rec>
+TK_DEVICE void note_dispatch(LowLatencyContext<Rec>& context) {
+    if (!is_last_block(context)) return;
+    const LowLatencyArgs& args = context.args;
+    context.warp.strided(args.shape.num_experts, [&](uint32_t expert) { *args.slot_counter(expert) = 0; });
+    context.warp.leader([&] {
+        args.slot().dispatched.word = context.epoch;
+        args.call.handle->epoch = context.epoch;
+    });
 }
 
 // The tokens of this block. All its warps but the last. What a warp sends it looks up while it casts.
@@ -78,81 +97,52 @@ TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const CastShare share{warp.warp, warp.num_warps - 1};
     const WarpGroup casters{1, share.num_warps, warp, context.shared().arrivals};
+    uint32_t turn = 0;
     TK_NO_UNROLL
     for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
         const auto named = named_experts(warp, args, token);
-        cast_token<kFp8>(context, token, share);
+        char* message = staged_message<kFp8>(context, turn++);
+        cast_token<kFp8>(context, message, token, share);
         const SendTarget target = take_place(warp, args, named, warp.warp);
         wait_token_warps(context, casters);
-        if (warp.warp < args.call.topk) send_message<kFp8>(context, token, warp.warp, target);
+        if (warp.warp < args.call.topk) send_message<kFp8>(context, message, token, warp.warp, target);
     }
+    if (warp.warp == 0) note_dispatch(context);
 }
 
-// How many tokens go to each expert that a group of this block tells of it. The last warp.
+// Counts the tokens for each expert whose count a group of this block tells its rank, and tells it. The last warp.
 template <class Rec>
-TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
+TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
     const uint32_t first = warp.block * args.launch.num_warp_groups;
     const uint32_t num_left = first < args.shape.num_experts ? args.shape.num_experts - first : 0;
     const uint32_t num_groups = num_left < args.launch.num_warp_groups ? num_left : args.launch.num_warp_groups;
+    auto num_sent = warp.lanes([](int) { return 0u; });  // a lane a group
     count_tokens(warp, args, first, num_groups, [&](uint32_t group, uint32_t count) {
-        warp.leader([&] { context.shared().groups[group].num_sent += count; });
+        num_sent =
+            warp.lanes([&](int lane) { return num_sent[lane] + (static_cast<uint32_t>(lane) == group ? count : 0); });
     });
-}
-
-// Waits until all `wanted` messages for an expert are out: the blocks that send them are on the device.
-template <class Rec>
-TK_DEVICE WaitResult wait_finished(LowLatencyContext<Rec>& context, uint32_t expert, uint64_t wanted) {
-    const uint64_t* finished = context.args.finish_counter(expert);
-    const auto whom = [&](uint64_t) { return WaitFor{context.stage, context.comm.rank, expert}; };
-    return {wait_for_count<LowLatencyChannel::sends>(context.warp, context.comm, finished, wanted, whom), 0};
-}
-
-// Tells the expert's rank how many tokens came from here. Both counters are zero again for the slot's next call.
-template <class Rec>
-TK_DEVICE void signal_count(LowLatencyContext<Rec>& context) {
-    const LowLatencyArgs& args = context.args;
-    const uint32_t expert = context.responsible_expert_idx();
-    const ExpertPair to = context.pair();
-    const uint32_t num_sent = context.group().num_sent;
-    const auto wait_now = [&] { return wait_finished(context, expert, num_sent); };
-    if (!record_wait_if<LowLatencyEvent::wait_sends>(context.is_recorded(num_sent != 0), context, wait_now, expert)
-             .ok) {
-        return;
-    }
-    {
+    TK_NO_UNROLL
+    for (uint32_t group = 0; group < num_groups; ++group) {
+        const ExpertPair to = ExpertPair::of(first + group, args.shape.num_local_experts());
+        const uint32_t count = warp.shuffle(num_sent, static_cast<int>(group));
         TK_SIGNAL(context.recorder, LowLatencyEvent::signal_count, to.rank, to.local_expert);
         // -n - 1, as in DeepEP, where 0 is no count. The epoch in front of it says of which call it is.
         uint64_t* flag = args.count_flag(to.rank, to.local_expert, context.comm.rank);
-        signal_peer<LowLatencyChannel::count>(context, to.rank, flag, ~num_sent);
-        TK_END(num_sent);
+        signal_peer<LowLatencyChannel::count>(context, to.rank, flag, ~count);
+        TK_END(count);
     }
-    context.warp.leader([&] {
-        *args.slot_counter(expert) = 0;
-        *args.finish_counter(expert) = 0;
-    });
-}
-
-// Takes the slot's epoch down, and the handle's. The last warp: nothing waits for it.
-template <class Rec>
-TK_DEVICE void note_dispatch(LowLatencyContext<Rec>& context) {
-    if (!all_have_begun(context)) return;
-    context.warp.leader([&] {
-        context.args.slot().dispatched.word = context.epoch;
-        context.args.call.handle->epoch = context.epoch;
-    });
 }
 
 // The last warp of a block counts, the others cast and send.
 struct LastWarp {
     TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return warp.warp == warp.num_warps - 1; }
 };
-struct CountSends {
+struct SignalCounts {
     template <class Rec>
     TK_DEVICE static bool run(LowLatencyContext<Rec>& context, Share) {
-        count_sends(context);
-        note_dispatch(context);
+        signal_counts(context);
         return true;
     }
 };
@@ -169,15 +159,8 @@ struct SendTokens {
 };
 template <bool kFp8>
 using SendRoles = RoleTable<EveryBlock,
-                            Role<LowLatencyRole::count, LastWarp, CountSends>,
+                            Role<LowLatencyRole::count, LastWarp, SignalCounts>,
                             Role<LowLatencyRole::dispatch, AllButLast, SendTokens<kFp8>>>;
-
-template <bool kFp8, class Rec>
-TK_DEVICE void dispatch_send(LowLatencyContext<Rec>& context) {
-    SendRoles<kFp8>(context.warp).run(context);
-    context.warp.block_sync();
-    if (!context.is_idle() && context.sub_warp_id() == 0) signal_count(context);
-}
 
 // ---- receive ----
 
@@ -199,13 +182,14 @@ TK_DEVICE uint32_t claim(Warp& warp, const LowLatencyArgs& args, uint32_t local_
     });
 }
 
-// How long a warp waited for a rank's flags, added up for callers who ask.
+// How long a warp waited for a rank's flags, added up for callers who ask. In dispatch until a first message was there.
 struct WaitStatistic {
     const LowLatencyArgs& args;
     const uint64_t started;
 
-    TK_DEVICE explicit WaitStatistic(const LowLatencyArgs& own_args)
-        : args(own_args), started(own_args.call.wait_ticks ? read_clock() : 0) {}
+    TK_DEVICE static WaitStatistic begin(const LowLatencyArgs& args) {
+        return {args, args.call.wait_ticks ? read_clock() : 0};
+    }
     TK_DEVICE void add(Warp& warp, uint32_t rank) const {
         if (!args.call.wait_ticks) return;
         warp.leader([&] { add_relaxed_device(args.call.wait_ticks + rank, read_clock() - started); });
@@ -221,10 +205,12 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
     const uint64_t* flag = args.count_flag(context.comm.rank, from.local_expert, from.rank);
     const auto wait_now = [&] {
         const WaitFor whom = wait_for(context, from.rank, from.local_expert);
-        const WaitStatistic statistic(args);
+        const WaitStatistic statistic = WaitStatistic::begin(args);
         const WaitResult seen = wait<LowLatencyChannel::count>(warp, context.comm, flag, context.epoch, whom);
-        statistic.add(warp, from.rank);
-        return WaitResult{seen.ok, seen.ok ? ~seen.value & kMaxFlagValue : 0};
+        const uint32_t num_tokens = seen.ok ? ~seen.value & kMaxFlagValue : 0;
+        if (num_tokens == 0) statistic.add(warp, from.rank);  // else with the first message
+        warp.leader([&] { context.group().started = statistic.started; });
+        return WaitResult{seen.ok, num_tokens};
     };
     const WaitResult count = record_wait<LowLatencyEvent::wait_count>(context, wait_now, from.rank, from.local_expert);
     const uint32_t begin = claim(warp, args, from.local_expert, count.value);
@@ -234,6 +220,21 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
         context.group().count = count.value;
         context.group().begin = begin;
     });
+}
+
+// The message of a place has come.
+template <class Rec>
+TK_DEVICE bool wait_message(LowLatencyContext<Rec>& context, ExpertPair from, uint32_t place) {
+    const uint64_t* flag = context.args.message_flag(context.comm.rank, from.local_expert, from.rank, place);
+    const auto wait_now = [&] {
+        const WaitFor whom = wait_for(context, from.rank, from.local_expert);
+        return wait<LowLatencyChannel::message>(context.warp, context.comm, flag, context.epoch, whom);
+    };
+    if (!record_wait<LowLatencyEvent::wait_message>(context, wait_now, from.rank, from.local_expert, place).ok) {
+        return false;
+    }
+    if (place == 0) WaitStatistic{context.args, context.group().started}.add(context.warp, from.rank);
+    return true;
 }
 
 // Copies one message to its row.
@@ -274,8 +275,18 @@ TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
     TK_TAKE_BACK_IF(context.recorder, !context.is_recorded(has_part), LowLatencyEvent::wait_group);
     TK_NO_UNROLL
     for (uint32_t place = sub_warp; place < count; place += context.args.launch.num_warps_per_group) {
+        if (!wait_message(context, from, place)) return;
         copy_token<kFp8>(context, from, place);
     }
+}
+
+// In place of dispatch_recv() where this block leaves out its work: no pair of these experts will ever be complete, so
+// nobody else says how many rows they have, and experts that are launched already are not to read what is there.
+template <class Rec>
+TK_DEVICE void receive_nothing(LowLatencyContext<Rec>& context) {
+    if (context.is_idle() || context.sub_warp_id() != 0) return;
+    uint32_t* count = context.args.call.packed_recv_count + context.pair().local_expert;
+    context.warp.leader([&] { exchange_relaxed_device(count, 0u); });  // other blocks may do the same
 }
 
 // ---- the kernels ----
@@ -298,6 +309,10 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
     static constexpr bool kSends = kOwnStage != LowLatencyStage::dispatch_recv;
     static constexpr bool kReceives = kOwnStage != LowLatencyStage::dispatch_send;
 
+    static uint64_t shared_bytes(const LowLatencyArgs& args, uint32_t) {
+        return sizeof(LowLatencyShared) + (kSends ? kNumStaged * MessageLayout::of(args.shape.hidden, kFp8).bytes : 0);
+    }
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
         const uint64_t last = args.slot().dispatched.word;
@@ -305,10 +320,12 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
         const uint64_t epoch = kSends ? epoch_behind(last, args.call.slot) : args.call.handle->epoch;
         const auto role = kSends ? SendRoles<kFp8>(warp).name() : LowLatencyRole::dispatch;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
-        if (!begin_kernel(context)) return;
-        if (was_dropped && !exchange_acks(context, last, 0)) return;
-        if constexpr (kSends) dispatch_send<kFp8>(context);
-        if constexpr (kReceives) dispatch_recv<kFp8>(context);
+        if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0))) {
+            if constexpr (kSends) SendRoles<kFp8>(warp).run(context);
+            if constexpr (kReceives) dispatch_recv<kFp8>(context);
+        } else if constexpr (kReceives) {
+            receive_nothing(context);
+        }
     }
 };
 

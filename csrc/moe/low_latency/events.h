@@ -14,11 +14,12 @@
 #define TK_LOW_LATENCY_EVENTS(EVENT)                                                                                                                   \
     EVENT(cast_token,       work,   issue,      "",                                  "token:16",                            "")                        \
     EVENT(send_message,     work,   issue,      "",                                  "peer:10 expert:13 slot:16",           "token:16")                \
-    EVENT(wait_sends,       wait,   completion, "",                                  "expert:13",                           "")                        \
+    EVENT(signal_message,   signal, completion, "message data local_expert slot",    "peer:10 local_expert:13 slot:16",     "")                        \
     EVENT(signal_count,     signal, completion, "count data local_expert",           "peer:10 local_expert:13",             "tokens:16")               \
     EVENT(wait_count,       wait,   completion, "count data local_expert",           "peer:10 local_expert:13",             "tokens:16")               \
     EVENT(wait_group,       wait,   completion, "rows group src_rank local_expert",  "src_rank:10 local_expert:13",         "begin:22")                \
     EVENT(wait_sub_warps,   wait,   completion, "sub_warps group barrier",           "barrier:4",                           "")                        \
+    EVENT(wait_message,     wait,   completion, "message data local_expert slot",    "peer:10 local_expert:13 slot:16",     "")                        \
     EVENT(copy_token,       work,   issue,      "",                                  "src_rank:10 local_expert:13 slot:16", "token:16")                \
     EVENT(scale_token,      work,   issue,      "",                                  "local_expert:13 row:22",              "")                        \
     EVENT(dequantise_token, work,   issue,      "",                                  "local_expert:13 row:22",              "")                        \
@@ -40,8 +41,8 @@ constexpr uint32_t kCombineMask = 0xff;  // what events keep of a combine's numb
 enum class LowLatencyRole : uint32_t { count, dispatch, scale, dequantise, combine };
 inline constexpr const char* kLowLatencyRoleNames[] = {"count", "dispatch", "scale", "dequantise", "combine"};
 
-enum class LowLatencyChannel : uint32_t { sends = kFirstOwnChannel, count, results, any_result, ack };
-inline constexpr const char* kLowLatencyChannelNames[] = {"sends", "count", "results", "any_result", "ack"};
+enum class LowLatencyChannel : uint32_t { message = kFirstOwnChannel, count, results, any_result, ack };
+inline constexpr const char* kLowLatencyChannelNames[] = {"message", "count", "results", "any_result", "ack"};
 
 enum class LowLatencyStage : uint32_t {
     dispatch,

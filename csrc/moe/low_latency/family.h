@@ -61,8 +61,7 @@ struct LowLatency {
         args.launch.num_warps_per_group = config.warps_per_block / config.num_warp_groups;
         args.launch.num_sms = config.num_blocks;
         args.state = static_cast<LowLatencyState*>(memory.allocate(sizeof(LowLatencyState)));
-        args.atomic_finish_counter_per_expert = static_cast<uint64_t*>(memory.allocate(finish_bytes(args)));
-        args.atomic_counter_per_expert = static_cast<uint32_t*>(memory.allocate(finish_bytes(args) / 2));
+        args.atomic_counter_per_expert = static_cast<uint32_t*>(memory.allocate(counter_bytes(args)));
         args.claims_per_expert = static_cast<uint64_t*>(memory.allocate(claims_bytes(args)));
         return args;
     }
@@ -72,8 +71,7 @@ struct LowLatency {
         LowLatencyState state{};
         for (LowLatencySlot& slot : state.slots) slot.dispatched.word = slot.combined.word = kNeverEpoch;
         memory.copy_to(args.state, &state, sizeof(state));
-        memory.clear(args.atomic_finish_counter_per_expert, finish_bytes(args));
-        memory.clear(args.atomic_counter_per_expert, finish_bytes(args) / 2);
+        memory.clear(args.atomic_counter_per_expert, counter_bytes(args));
         memory.clear(args.claims_per_expert, claims_bytes(args));
         const size_t count = (args.layout.flags_end - args.layout.count_flags) / sizeof(uint64_t);
         const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
@@ -82,10 +80,12 @@ struct LowLatency {
     }
 
 private:
-    static uint64_t finish_bytes(const LowLatencyArgs& args) {
-        return kNumSlots * uint64_t{args.shape.num_experts} * sizeof(uint64_t);
+    static uint64_t counter_bytes(const LowLatencyArgs& args) {
+        return kNumSlots * uint64_t{args.shape.num_experts} * sizeof(uint32_t);
     }
-    static uint64_t claims_bytes(const LowLatencyArgs& args) { return finish_bytes(args) / args.shape.num_ranks; }
+    static uint64_t claims_bytes(const LowLatencyArgs& args) {
+        return kNumSlots * uint64_t{args.shape.num_local_experts()} * sizeof(uint64_t);
+    }
 };
 
 }  // namespace tracekern

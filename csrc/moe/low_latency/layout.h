@@ -41,13 +41,13 @@ struct MessageLayout {
 };
 static_assert(MessageLayout::of(7168, true).bytes == 7408 && MessageLayout::of(7168, false).bytes == 14352);
 
-// Offsets in the symmetric heap. All is there once for each slot but rdma_x, which no peer writes to.
+// Offsets in the symmetric heap. All is there once for each slot.
 struct LowLatencyLayout {
-    uint64_t count_flags;   // u64 [slot][local expert][rank]  written by rank: how many tokens it sent
-    uint64_t result_flags;  // u64 [slot][expert]              written by its rank: its results are there
-    uint64_t acks;          // u64 [slot][rank]                written by rank: how far its calls of the slot are over
+    uint64_t count_flags;    // u64 [slot][local expert][rank]  written by rank: how many tokens it sent
+    uint64_t result_flags;   // u64 [slot][expert]              written by its rank: its results are there
+    uint64_t acks;           // u64 [slot][rank]                written by rank: how far its calls of the slot are over
+    uint64_t message_flags;  // u64 [slot][local expert][rank][token slot]  as rdma_recv_x
     uint64_t flags_end;
-    uint64_t rdma_x;          // [token] message
     uint64_t rdma_recv_x;     // [slot][local expert][rank][token slot] message
     uint64_t combine_recv_x;  // [slot][expert][token] row of bf16
     uint64_t recv_bytes;      // of a slot of rdma_recv_x: max_tokens messages of bf16 for each pair
@@ -70,10 +70,10 @@ struct LowLatencyLayout {
         layout.count_flags = take_flags(pairs);
         layout.result_flags = take_flags(pairs);
         layout.acks = take_flags(shape.num_ranks);
+        layout.message_flags = take_flags(pairs * shape.max_tokens);
         layout.flags_end = cursor;
         layout.recv_bytes = pairs * shape.max_tokens * stride;
         layout.results_bytes = pairs * shape.max_tokens * shape.hidden * sizeof(BFloat16);
-        layout.rdma_x = take(shape.max_tokens * stride);
         layout.rdma_recv_x = take(kNumSlots * layout.recv_bytes);
         layout.combine_recv_x = take(kNumSlots * layout.results_bytes);
         layout.total_bytes = cursor;
@@ -98,7 +98,7 @@ struct LowLatencySlot {
 };
 struct LowLatencyState {
     LowLatencySlot slots[kNumSlots];
-    uint32_t blocks_begun;  // of the kernel that is under way
+    uint32_t blocks_passed;  // of the kernel that is under way: see is_last_block()
 };
 
 // On the device, for each handle.
@@ -139,10 +139,9 @@ struct LowLatencyArgs {
     LowLatencyLaunch launch;
     LowLatencyLayout layout;
     LowLatencyState* state;
-    uint32_t* atomic_counter_per_expert;         // [slot][expert] slots taken at its rank
-    uint64_t* atomic_finish_counter_per_expert;  // [slot][expert] messages that are out
-    uint64_t* claims_per_expert;                 // [slot][local expert] sources that claimed rows << 32 | their rows
-    BadChoice* bad_choice;                       // memory of the host
+    uint32_t* atomic_counter_per_expert;  // [slot][expert] slots taken at its rank
+    uint64_t* claims_per_expert;          // [slot][local expert] sources that claimed rows << 32 | their rows
+    BadChoice* bad_choice;                // memory of the host
 
     TK_DEVICE uint32_t rows_per_expert() const { return shape.num_ranks * shape.max_tokens; }
     // Both arrays have a flag for each expert of all ranks.
@@ -159,8 +158,9 @@ struct LowLatencyArgs {
         return comm.at<uint64_t>(at_rank, layout.acks) + call.slot * shape.num_ranks + of_rank;
     }
     TK_DEVICE LowLatencySlot& slot() const { return state->slots[call.slot]; }
-    TK_DEVICE char* own_message(uint32_t token, const MessageLayout& message) const {
-        return comm.at<char>(comm.rank, layout.rdma_x) + uint64_t{token} * message.stride;
+    TK_DEVICE uint64_t* message_flag(uint32_t at_rank, uint32_t local_expert, uint32_t src_rank, uint32_t place) const {
+        const uint64_t pair = uint64_t{call.slot} * shape.num_experts + local_expert * shape.num_ranks + src_rank;
+        return comm.at<uint64_t>(at_rank, layout.message_flags) + pair * shape.max_tokens + place;
     }
     // rdma_recv_x[local expert][source rank][slot]. With another type of message a pair lies elsewhere, over what were
     // other sources' pairs: no rank writes before this one has copied the messages of all.
@@ -204,9 +204,6 @@ struct LowLatencyArgs {
     TK_DEVICE uint64_t* claims(uint32_t local_expert) const {
         return claims_per_expert + call.slot * shape.num_local_experts() + local_expert;
     }
-    TK_DEVICE uint64_t* finish_counter(uint32_t expert) const {
-        return atomic_finish_counter_per_expert + call.slot * shape.num_experts + expert;
-    }
     TK_DEVICE int64_t chosen(uint32_t token, uint32_t choice) const {
         return choice_at(uint64_t{token} * call.topk + choice);
     }
@@ -223,12 +220,13 @@ TK_HOST_DEVICE constexpr uint64_t epoch_behind(uint64_t last, uint32_t slot) {
 }
 static_assert(kFirstEpoch % kNumSlots == 0 && epoch_behind(kEpochMask, 1) == 1);
 
-// Shared memory of a block. In combine the lists of results follow.
+// Shared memory of a block. In a dispatch that sends the messages follow that it is to send, in combine the lists of
+// results.
 struct alignas(16) LowLatencyShared {
     struct Group {
-        uint32_t num_sent;  // tokens of this rank for the expert that the group tells of it
-        uint32_t count;     // tokens that came
-        uint32_t begin;     // their first row
+        uint64_t started;  // waiting for the count
+        uint32_t count;    // tokens that came
+        uint32_t begin;    // their first row
     };
     uint32_t failed;                            // this one and the next first: see begin_kernel()
     uint32_t number;                            // of a combine among those of its handle, from 1

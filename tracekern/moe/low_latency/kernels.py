@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 AfterStage = Callable[[str], None]
-LEFT_OUT = ["wait_sends", "wait_group", "wait_sub_warps"]
+LEFT_OUT = ["wait_group", "wait_sub_warps"]
 """Events that a warp with nothing to do before or behind them records only where a capture wants all detail."""
 _WITHOUT_GROUPS = ("scale_experts", "dequantise")
 """Kernels whose warps take turns at all rows."""

@@ -19,7 +19,7 @@ MAX_TOKENS: int = FACTS.max_tokens
 NUM_SLOTS: int = FACTS.num_slots
 """Handles of a buffer that may be live at a time."""
 
-FAULT_SLOTS = {"sends": "expert", **dict.fromkeys(("count", "results", "any_result"), "local expert")}
+FAULT_SLOTS = dict.fromkeys(("message", "count", "results", "any_result"), "local expert")
 """Channel -> what the slot of a fault record is."""
 FAULT_VALUES = {"count": "~token", "results": "token"}
 """Channel -> what the values of its flags count."""
