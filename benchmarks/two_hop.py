@@ -28,6 +28,8 @@ def main() -> int:
     for name, usual in (("ranks", 4), ("nodes", 1), ("tokens", 4096), ("calls", 20)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--sms", type=int, nargs="+", default=[20, 96, 128], help="blocks of a kernel")
+    parser.add_argument("--chunk", type=int, help="tokens that are told of at a time within a node; else DeepEP's")
+    parser.add_argument("--slots", type=int, help="of a ring within a node; else DeepEP's")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
     options = parser.parse_args()
     require_gpus(1 if options.resident else options.ranks)
@@ -38,6 +40,7 @@ def main() -> int:
     name = f"two_hop_{options.ranks}_ranks_{options.nodes}_nodes" + ("_resident" if options.resident else "")
     facts = {"hidden": HIDDEN, "topk": TOPK, "experts": EXPERTS, "ranks": options.ranks, "nodes": options.nodes}
     facts |= {"tokens": options.tokens, "placement": placement(options), "rows": rows}
+    facts |= {"chunk": options.chunk, "slots": options.slots}
     write_results(name, facts, 1 if options.resident else options.ranks)
     return exit_code("two_hop", rows)
 
@@ -61,6 +64,11 @@ def measure_rank(options: argparse.Namespace, group: Any, sms: int) -> None:
     from tracekern.moe.two_hop import Buffer
 
     config = replace(Buffer.get_dispatch_config(options.ranks), num_sms=sms)
+    config = replace(
+        config,
+        num_max_nvl_chunked_send_tokens=options.chunk or config.num_max_nvl_chunked_send_tokens,
+        num_max_nvl_chunked_recv_tokens=options.slots or config.num_max_nvl_chunked_recv_tokens,
+    )
     size = 2 * HIDDEN, options.ranks, options.nodes
     nvl, rdma = config.get_nvl_buffer_size_hint(*size), config.get_rdma_buffer_size_hint(*size)
     buffer = Buffer(group, nvl, rdma, num_nodes=options.nodes, num_max_tokens_per_rank=options.tokens)

@@ -11,7 +11,7 @@ from tracekern.moe.pipeline import MAX_CPU_WARPS
 from tracekern.moe.shape import MAX_EXPERTS, check_range, check_tensor, describe_tensor, require_tensor
 from tracekern.moe.two_hop.handle import Given, Handle
 from tracekern.moe.two_hop.layout import Nodes, is_token_in_node
-from tracekern.moe.two_hop.settings import FACTS, MAX_TOPK, SCALE_GROUP, Config, Layout
+from tracekern.moe.two_hop.settings import FACTS, MAX_TOPK, SCALE_GROUP, Config, Layout, block_warps
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def check_config(config: Any, nodes: Nodes, max_tokens: int, backend: str) -> Co
             f"wanted at most {(FACTS.max_tokens - most_slots) // nodes.num_ranks}"
         )
     if backend == "cpu":
-        check_range("warps of all blocks", config.num_sms * FACTS.warps(nodes.num_nodes, nodes.peers), 1, MAX_CPU_WARPS)
+        check_range("warps of all blocks", config.num_sms * block_warps(nodes), 1, MAX_CPU_WARPS)
     return config
 
 
@@ -158,9 +158,9 @@ def check_combine(
     """Returns the biases. Raises BadInput for tensors that combine cannot use."""
     import torch
 
-    if nodes.num_nodes > FACTS.warps(nodes.num_nodes, nodes.peers):
+    if nodes.num_nodes > block_warps(nodes):
         raise BadInput(
-            f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.num_nodes, nodes.peers)}, a warp "
+            f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {block_warps(nodes)}, a warp "
             "of a block each"
         )
     num_rows = len(parts.recv_src_meta)

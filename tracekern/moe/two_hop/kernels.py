@@ -17,7 +17,7 @@ from tracekern.moe.launches import Launches, describe
 from tracekern.moe.two_hop.counts import Counts, CountsPoll, host_span
 from tracekern.moe.two_hop.handle import Given, Handle, Received
 from tracekern.moe.two_hop.layout import Nodes
-from tracekern.moe.two_hop.settings import FACTS, Layout
+from tracekern.moe.two_hop.settings import FACTS, Layout, block_warps
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,7 @@ class Kernels:
                 self.native = self._family.Buffer(comm.native, **options)
         except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
             raise BadInput(str(error)) from None
-        events, warps = _event_table(nodes, layout, max_tokens, layout.row_bytes), FACTS.warps(nodes.num_nodes, nodes.peers)
+        events, warps = _event_table(nodes, layout, max_tokens, layout.row_bytes), block_warps(nodes)
         self._launches = Launches(comm, events, FACTS.roles, layout.config.num_sms, warps)
         self._launches.add_stage("notify_dispatch", events, FACTS.roles, 1 + nodes.num_nodes, warps)
         self._launches.add_stage("cached_notify", events, FACTS.roles, 1, warps)

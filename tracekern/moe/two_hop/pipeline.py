@@ -24,7 +24,7 @@ from tracekern.moe.two_hop.reference import (
     num_different,
     received_reference,
 )
-from tracekern.moe.two_hop.settings import FACTS, MAX_SLOTS, Config, Layout, recommended_config
+from tracekern.moe.two_hop.settings import FACTS, MAX_SLOTS, Config, Layout, block_warps, recommended_config
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ class TwoHopPipeline:
             on_timeout=on_timeout,
             executor=executor,
         )
-        self.comm, self.grid, self.warps = self.buffer.comm, self.config.num_sms, int(FACTS.warps(nodes.num_nodes, nodes.peers))
+        self.comm, self.grid, self.warps = self.buffer.comm, self.config.num_sms, block_warps(nodes)
         self._open()
 
     def _open(self) -> None:
@@ -230,8 +230,8 @@ def why_unsuitable(shape: MoeShape, options: dict[str, int]) -> str:
     try:
         chosen = chosen_options(shape, options)
         nodes = Nodes.of(shape.num_ranks, chosen["nodes"])
-        if nodes.num_nodes > FACTS.warps(nodes.num_nodes, nodes.peers):
-            return f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {FACTS.warps(nodes.num_nodes, nodes.peers)}"
+        if nodes.num_nodes > block_warps(nodes):
+            return f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {block_warps(nodes)}"
         config_of(chosen)
     except BadInput as error:
         return str(error)

@@ -35,6 +35,11 @@ FAULT_VALUES = dict.fromkeys(
 """Channel -> what the values of its flags count."""
 
 
+def block_warps(nodes: Nodes) -> int:
+    """Returns the warps of a block of dispatch or combine."""
+    return int(FACTS.warps(nodes.num_nodes, nodes.peers))
+
+
 @dataclass(frozen=True)
 class Config:
     """DeepEP's tuning of a dispatch. Raises BadInput for numbers that the kernels cannot work with."""
