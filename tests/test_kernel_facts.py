@@ -31,8 +31,8 @@ from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, 
 
 RANKS, TOKENS, HIDDEN, EXPERTS, TOPK = 2, 6, 256, 8, 3
 NUM_LOCAL, MESSAGE, ROW = EXPERTS // RANKS, FACTS.message_bytes(HIDDEN, True), 2 * HIDDEN
-BYTES = {"cast_token": MESSAGE, "send_message": MESSAGE, "copy_token": MESSAGE, "send_result": ROW}
-BYTES_OF_TOKENS = {"signal_count": MESSAGE, "signal_results": ROW}
+BYTES = {"cast_token": MESSAGE, "send_message": MESSAGE, "copy_token": MESSAGE}
+BYTES_OF_EACH = {"signal_count": (MESSAGE, "tokens"), "signal_results": (ROW, "tokens"), "send_result": (16, "vectors")}
 OF_A_PAIR = {"wait_count", "wait_group", "wait_message", "copy_token", "send_result", "signal_results"}
 PERFETTO = """
 select s.name, s.dur, extract_arg(arg_set_id, 'debug.responsible_expert_idx'), extract_arg(arg_set_id, 'debug.bytes'),
@@ -80,9 +80,10 @@ def fact(timeline: Timeline, row: int) -> Fact:
     elif event.event_class is not EventClass.LAUNCH and launch.name != "scale_experts":
         group = FACTS.responsible_expert_idx(track.block, track.warp, 4, 3)
     num_bytes = BYTES.get(event.name)
-    if event.name in BYTES_OF_TOKENS:
-        num_bytes = BYTES_OF_TOKENS[event.name] * field("tokens")
-    rate = num_bytes / length if event.name in BYTES and length else None
+    if event.name in BYTES_OF_EACH:
+        of_each, counted = BYTES_OF_EACH[event.name]
+        num_bytes = of_each * field(counted)
+    rate = num_bytes / length if num_bytes and event.event_class is EventClass.WORK and length else None
     return event.name, length, group, num_bytes, rate
 
 
@@ -107,7 +108,7 @@ def test_the_spans_of_a_pair_are_those_of_the_group_responsible_for_it(timeline,
     write_perfetto(timeline, tmp_path / "trace.pftrace")
     slices = TraceProcessor(tmp_path / "trace.pftrace").query(PERFETTO)
     check([tuple(one[:5]) for one in slices], facts(timeline))
-    assert {one[0] for one in slices} >= OF_A_PAIR | BYTES.keys() | BYTES_OF_TOKENS.keys()
+    assert {one[0] for one in slices} >= OF_A_PAIR | BYTES.keys() | BYTES_OF_EACH.keys()
     shapes = {one[0]: tuple(one[5:]) for one in slices if one[5] is not None}
     assert shapes == {"dispatch": (2, 12, 4), "scale_experts": (2, 12, None), "combine": (2, 12, 4)}
 

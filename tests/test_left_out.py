@@ -29,7 +29,7 @@ from tracekern.viewers.report.headlines import headlines
 SHAPE = MoeShape(num_ranks=4, max_tokens=1, num_experts=256, topk=8, hidden=128, dtype="bf16")
 GPU = {"num_blocks": 128, "warps_per_block": 32}
 """The grid of an H100 or H200: two groups of 16 sub-warps a block."""
-MOST_SPANS = 1_300
+MOST_SPANS = 1_350
 """Of a rank and call of SHAPE."""
 
 
@@ -99,7 +99,7 @@ def _is_token_barrier(timeline: Timeline, name: np.ndarray) -> np.ndarray:
     return result
 
 
-def test_a_call_of_one_token_has_at_most_1300_spans_a_rank(recorded):
+def test_a_call_of_one_token_has_at_most_1350_spans_a_rank(recorded):
     for rank in range(4):
         total = {
             detail: sum(n for key, n in number_of(timeline).items() if key[0] == rank)

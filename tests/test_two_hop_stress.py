@@ -285,6 +285,7 @@ ATTACKS = {
         "two_hop_stress",
         calls(ONE_NODE, "combine=always"),
         (
+            *sites("peer_counts", "epoch", "acknowledgement"),
             *sites("prefix", *OWN_PAYLOAD),
             *sites("peer_tail", *COUNTED),
             *sites("peer_head", *COUNTED),

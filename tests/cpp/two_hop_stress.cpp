@@ -122,7 +122,9 @@ private:
     // Sends the same tokens once more, with the handle. Returns the exit code; 0: right.
     int repeat(const TwoHopCall& call, uint32_t i) {
         memset(call.recv_x, 0xff, uint64_t{call.recv_capacity} * options_.config.row().hidden_bytes);
-        buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
+        if (buffer_.has_cached_notify()) {
+            buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
+        }
         buffer_.cached_dispatch(call, {dispatch_trace_.region.begin_launch()}, /*stream=*/0);
         if (!dispatch_trace_.region.is_whole()) end_at_once(4);
         if (comm_.failed()) return fault();
@@ -135,7 +137,9 @@ private:
         const bool weighs = options_.random(i, 4 * kMaxRanks)() % 2;
         const CombineNumbers numbers{options_.seed, i};
         combined_.put(call, numbers, inputs_[i], rank(), weighs);
-        buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
+        if (buffer_.has_cached_notify()) {
+            buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
+        }
         if (!cached_trace_.region.is_whole()) end_at_once(4);
         if (rank() == options_.leaves_combine && i + 1 == options_.num_calls) return 0;
         buffer_.combine(call, {combine_trace_.region.begin_launch()}, /*stream=*/0);

@@ -32,6 +32,20 @@ TK_DEVICE int64_t rows_to_send(const LowLatencyContext<Rec>& context) {
     return args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
 }
 
+// How sub-warps share the rows of a pair: each row is one's, or, of few rows, that of up to four.
+struct RowShare {
+    static constexpr uint32_t kMaxSharers = 4;
+    uint32_t first, stride;      // rows
+    uint32_t part, num_sharers;  // of each
+
+    TK_DEVICE static RowShare of(uint32_t sub_warp, uint32_t num_sub_warps, uint32_t num_rows) {
+        const uint32_t of_row = num_rows ? num_sub_warps / num_rows : 0;
+        const uint32_t sharers = of_row > kMaxSharers ? kMaxSharers : of_row;
+        if (sharers < 2) return {sub_warp, num_sub_warps, 0, 1};
+        return {sub_warp / sharers, num_sub_warps / sharers, sub_warp % sharers, sharers};
+    }
+};
+
 template <class Rec>
 TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
     if (context.is_idle()) return;
@@ -40,16 +54,22 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
     const ExpertPair to = context.pair();
     const uint32_t expert = context.own_expert(to.local_expert);
     const uint32_t count = packed_count(range);
+    const RowShare share = RowShare::of(context.sub_warp_id(), args.launch.num_warps_per_group, count);
+    constexpr uint32_t kVector = sizeof(Vector16);
+    const RowPart part = RowPart::of(args.shape.row_bytes() / kVector, share.part, share.num_sharers);
     TK_NO_UNROLL
-    for (uint32_t i = context.sub_warp_id(); i < count; i += args.launch.num_warps_per_group) {
+    for (uint32_t i = share.first; i < count; i += share.stride) {
         const uint64_t row = args.packed_row(to.local_expert, packed_begin(range) + i);
         TK_RANGE(context.recorder, LowLatencyEvent::send_result, to.rank, to.local_expert);
         const uint32_t token = args.call.packed_recv_src_info[row];
-        const uint32_t row_bytes = args.shape.row_bytes();
-        copy_vectors(warp, args.result_row(to.rank, expert, token), args.call.expert_rows + row * row_bytes, row_bytes);
-        TK_END(token);
+        const char* from = args.call.expert_rows + row * args.shape.row_bytes();
+        copy_vectors(warp,
+                     args.result_row(to.rank, expert, token) + part.begin * kVector,
+                     from + part.begin * kVector,
+                     part.count * kVector);
+        TK_END(token, part.count);
     }
-    wait_sub_warps(context, count);
+    wait_sub_warps(context, count * share.num_sharers);
     if (context.sub_warp_id() != 0) return;
     TK_SIGNAL(context.recorder,
               LowLatencyEvent::signal_results,

@@ -123,15 +123,23 @@ TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
         num_sent =
             warp.lanes([&](int lane) { return num_sent[lane] + (static_cast<uint32_t>(lane) == group ? count : 0); });
     });
+    // All at once: each release waits for what is under way, also for messages that other warps send.
+    const auto pair_of = [&](uint32_t group) { return ExpertPair::of(first + group, args.shape.num_local_experts()); };
+    const auto tell = [&] {
+        const auto flag_of = [&](int lane) {
+            const ExpertPair to = pair_of(static_cast<uint32_t>(lane));
+            return args.count_flag(to.rank, to.local_expert, context.comm.rank);
+        };
+        // -n - 1, as in DeepEP, where 0 is no count. The epoch in front of it says of which call it is.
+        const auto value_of = [&](int lane) { return ~num_sent[lane]; };
+        signal_all<LowLatencyChannel::count>(warp, (1u << num_groups) - 1, flag_of, context.epoch, value_of);
+    };
     TK_NO_UNROLL
     for (uint32_t group = 0; group < num_groups; ++group) {
-        const ExpertPair to = ExpertPair::of(first + group, args.shape.num_local_experts());
-        const uint32_t count = warp.shuffle(num_sent, static_cast<int>(group));
+        const ExpertPair to = pair_of(group);
         TK_SIGNAL(context.recorder, LowLatencyEvent::signal_count, to.rank, to.local_expert);
-        // -n - 1, as in DeepEP, where 0 is no count. The epoch in front of it says of which call it is.
-        uint64_t* flag = args.count_flag(to.rank, to.local_expert, context.comm.rank);
-        signal_peer<LowLatencyChannel::count>(context, to.rank, flag, ~count);
-        TK_END(count);
+        if (group + 1 == num_groups) tell();
+        TK_END(warp.shuffle(num_sent, static_cast<int>(group)));
     }
 }
 

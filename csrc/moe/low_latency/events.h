@@ -3,8 +3,9 @@
 // receive buffer of its (local expert, source rank) pair. At `wait_group` sub-warps meet for the rows that the second
 // one has claimed, `begin` is the first; where they, or the warps of a token, share work it is `wait_sub_warps`. A
 // `wait_results` is for all results of a token: it begins with the first of them and ends with the one that came last.
-// `wait_rank` waits for the results of a rank's first expert, also where no token needs them. `combine` is 1 for the
-// first combine of a handle; a `signal_ack` names the one that is over, 0 if the handle was dropped without one.
+// A `send_result` is of a row or a part of it, as many vectors of 16 bytes. `wait_rank` waits for the results of a
+// rank's first expert, also where no token needs them. `combine` is 1 for the first combine of a handle; a `signal_ack`
+// names the one that is over, 0 if the handle was dropped without one.
 #pragma once
 
 #include "comm/mutation.h"
@@ -23,7 +24,7 @@
     EVENT(copy_token,       work,   issue,      "",                                  "src_rank:10 local_expert:13 slot:16", "token:16")                \
     EVENT(scale_token,      work,   issue,      "",                                  "local_expert:13 row:22",              "")                        \
     EVENT(dequantise_token, work,   issue,      "",                                  "local_expert:13 row:22",              "")                        \
-    EVENT(send_result,      work,   issue,      "",                                  "peer:10 local_expert:13",             "token:16")                \
+    EVENT(send_result,      work,   issue,      "",                                  "peer:10 local_expert:13",             "token:16 vectors:14")     \
     EVENT(signal_results,   signal, completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "tokens:16")               \
     EVENT(wait_results,     wait,   completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "peer:10 local_expert:13") \
     EVENT(wait_rank,        wait,   completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "")                        \

@@ -124,6 +124,7 @@ void bind_two_hop_buffer(pybind11::module_& family) {
         .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Buffer::reset)
         .def_property_readonly("epoch", &Buffer::epoch)
+        .def_property_readonly("has_cached_notify", &Buffer::has_cached_notify)
         .def("notify", launching(&Buffer::notify), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
         .def("dispatch", launching(&Buffer::dispatch), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
         .def("cached_notify",

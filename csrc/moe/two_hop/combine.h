@@ -88,12 +88,7 @@ struct TwoHopCachedNotify {
                     warp, to, 0, nullptr, 0, args.counts_flag(parity, args.node()), context.epoch, 0);
             });
         });
-        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) {
-            const uint32_t rank = args.neighbour(peer);
-            TK_SIGNAL(context.recorder, TwoHopEvent::signal_peer_counts, rank);
-            auto* flag = context.comm.template at<uint64_t>(rank, args.peer_counts_flag(parity, args.peer()));
-            signal_peer<TwoHopChannel::peer_counts>(context, rank, flag, 0);
-        });
+        tell_peers(context);
         for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) {
             const uint32_t rank = args.rank_in(node);
             const auto wait_now = [&] {

@@ -101,10 +101,7 @@ struct TwoHopOn {
     template <class F>
     static void with_kernels(const TwoHopConfig& config, F f) {
         if (config.num_nodes == 1) {
-            f(KernelList<TwoHopNotifyDispatch<Comm>,
-                         OneNodeDispatch<Comm>,
-                         TwoHopCachedNotify<Comm>,
-                         OneNodeCombine<Comm>>{});
+            f(KernelList<TwoHopNotifyDispatch<Comm>, TwoHopOneNodeDispatch<Comm>, TwoHopOneNodeCombine<Comm>>{});
         } else {
             f(KernelList<TwoHopNotifyDispatch<Comm>,
                          TwoHopDispatch<Comm>,

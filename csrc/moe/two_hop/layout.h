@@ -155,6 +155,7 @@ struct TwoHopCall {
     int32_t* send_nvl_head;                    // [forwarded token][peer] its place among those of its node, -1: none
     int32_t* recv_rdma_channel_prefix_matrix;  // [node][channel] tokens from it in the channels up to this one
     int32_t* recv_gbl_channel_prefix_matrix;   // [rank][channel] first row of this channel
+    uint32_t tells_peers;  // on one node: no notify came before, that told the peers that the call before is over
     // combine, with what dispatch wrote
     const char* combine_x;              // [row][hidden] bf16
     uint32_t has_weights;               // of combine: weights come back, too; the same on all ranks

@@ -185,10 +185,12 @@ private:
         TK_END(count);
     }
 
-    // Released: what was read. A chunk at a time, and before what this warp may wait for: see docs/two_hop.md.
+    // Released: what was read. A quarter of the ring at a time, but never so much that a sender lacks room for a chunk,
+    // and before what this warp may wait for: see docs/two_hop.md.
     TK_DEVICE void return_credits(bool is_last) {
-        const uint32_t slots = args_.rings.return_slots(args_.nodes.num_nodes);
-        const uint32_t batch = args_.rings.nvl_chunk < slots ? args_.rings.nvl_chunk : slots;
+        const uint32_t slots = args_.rings.return_slots(args_.nodes.num_nodes), chunk = args_.rings.nvl_chunk;
+        const uint32_t most = slots > chunk ? slots - chunk + 1 : 1, quarter = slots / 4 ? slots / 4 : 1;
+        const uint32_t batch = quarter < most ? quarter : most;
         const auto is_due = [&](int lane) {
             return heads_[lane] != returned_[lane] && (is_last || heads_[lane] - returned_[lane] >= batch);
         };

@@ -115,6 +115,18 @@ TK_DEVICE bool wait_peer_counts(TwoHopContext<Rec, Comm>& context, uint32_t peer
         .ok;
 }
 
+// Tells the peers that this rank has ended the call before, without counts. All warps of a block.
+template <class Rec, class Comm>
+TK_DEVICE void tell_peers(TwoHopContext<Rec, Comm>& context) {
+    const TwoHopArgs<Comm>& args = context.args;
+    for_share_of_warp(context.warp, args.nodes.peers, args.peer(), [&](uint32_t peer) {
+        const uint32_t rank = args.neighbour(peer);
+        TK_SIGNAL(context.recorder, TwoHopEvent::signal_peer_counts, rank);
+        auto* flag = context.comm.template at<uint64_t>(rank, args.peer_counts_flag(parity_of(context), args.peer()));
+        signal_peer<TwoHopChannel::peer_counts>(context, rank, flag, 0);
+    });
+}
+
 // ---- what comes ----
 
 // Lays out recv_x, source rank by source rank, and tells the host how long it is. One warp, behind all counts.

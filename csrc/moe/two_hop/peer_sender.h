@@ -7,6 +7,7 @@
 #pragma once
 
 #include "moe/two_hop/forwarder.h"
+#include "moe/two_hop/notify.h"
 #include "moe/two_hop/return_sender.h"
 #include "moe/two_hop/sender.h"
 #include "moe/two_hop/turns.h"
@@ -30,6 +31,7 @@ public:
           turns_(context, warp_.template shared<TurnFlags>(), teams, target_peer, TwoHopRing::nvl) {}
 
     TK_DEVICE bool run() {
+        if (!wait_peer_counts(context_, peer_)) return false;  // it has read what is written over now
         const auto [first, end] = rows();
         const uint32_t count = end - first;
         if (is_coordinator_) {

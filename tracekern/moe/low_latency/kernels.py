@@ -171,7 +171,7 @@ def _event_tables(layout: Layout, shape: LaunchShape, use_fp8: bool, topk: int) 
     bytes_of = {
         **dict.fromkeys(("cast_token", "send_message", "copy_token"), message),
         "signal_count": (message, "tokens"),
-        "send_result": row,
+        "send_result": (16, "vectors"),
         "signal_results": (row, "tokens"),
     }
     told = FACTS.event_table(), layout.workload(use_fp8, topk), bytes_of

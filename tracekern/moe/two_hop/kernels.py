@@ -229,7 +229,9 @@ class Kernels:
         after_stage: AfterStage | None,
     ) -> None:
         native_call = self._native_call(tensors, num_tokens, 1)
-        kernels = {"cached_notify": self.native.cached_notify, stage: launch}
+        kernels = {stage: launch}
+        if self.native.has_cached_notify:
+            kernels = {"cached_notify": self.native.cached_notify, **kernels}
 
         def run(stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
             for name, descriptor in zip(stages, descriptors, strict=True):
