@@ -1,10 +1,10 @@
 #!/bin/sh
 # Records traces of all GPUs of this machine, one rank a GPU, each with the machine and the date beside it:
-# traces/h200x8_pipelined, _reduce and _low_latency (twelve calls back to back), _disturbed_host and _disturbed_link
+# traces/h200x8_pipelined, _reduce, _low_latency and _two_hop (calls back to back), _disturbed_host and _disturbed_link
 # (calls that hosts start one after the other, one host late or one link busy); or what the GPUs and their number are. Run behind
 # `make gpu-check`, which builds.
 #
-#   traces/record_gpu.sh [pipelined] [reduce] [low_latency] [disturbed]     all of them where none is named
+#   traces/record_gpu.sh [pipelined] [reduce] [low_latency] [two_hop] [disturbed]     all of them where none is named
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -34,13 +34,17 @@ back_to_back() {
     $python -m tracekern $command
     describe "$directory" "tracekern $command"
     cat >> "$directory/README.md" <<END
-Twelve calls back to back, behind a barrier each. \`tracekern open $directory\` shows a typical one.
+Calls back to back, behind a barrier each. \`tracekern open $directory\` shows a typical one.
 END
 }
 few="--tokens 64 --hidden 7168 --experts 64 --topk 8 --routing uniform --even --blocks 32 --warps 8 --iterations 12"
 pipelined() { back_to_back pipelined $few; }
 reduce() { back_to_back reduce $few; }
 low_latency() { back_to_back low_latency --tokens 1 --hidden 7168 --experts 256 --topk 8 --iterations 12; }
+two_hop() {
+    back_to_back two_hop --nodes 1 --channels 10 --tokens 128 --hidden 7168 --experts 256 --topk 8 --routing uniform --even \
+        --iterations 3
+}
 
 disturbed() {
     command="python benchmarks/disturbed.py --ranks $ranks --tokens 64 --calls 5"
@@ -56,4 +60,4 @@ disturbed() {
     echo "Rank 0 copies to the GPU of rank 1 while calls run." >> "traces/${name}_disturbed_link/README.md"
 }
 
-for which in ${*:-pipelined reduce low_latency disturbed}; do $which; done
+for which in ${*:-pipelined reduce low_latency two_hop disturbed}; do $which; done

@@ -17,7 +17,7 @@ balanced_run="run moe --variant balanced --ranks 8 --tokens 32 --hidden 7168 --e
 --seed 7 --blocks 8 --warps 8 --iterations 4 $late"
 low_latency_run="run moe --variant low_latency --ranks 8 --tokens 8 --hidden 2048 --experts 32 --topk 6 --iterations 3 $late"
 two_hop_run="run moe --variant two_hop --nodes 2 --ranks 8 --tokens 64 --hidden 7168 --experts 64 --topk 8 --even \
---routing uniform --channels 2 --nvl-send 2 --nvl-recv 8 --rdma-send 2 --rdma-recv 8 --iterations 6 --late-rank 5 \
+--routing uniform --channels 2 --nvl-send 2 --nvl-recv 8 --rdma-send 2 --rdma-recv 8 --iterations 4 --late-rank 5 \
 --late-us 300 --backend cuda"
 export CUDA_VISIBLE_DEVICES=0
 
