@@ -49,15 +49,14 @@ TK_DEVICE_CALL void report_if_bad(const LowLatencyArgs& args, uint32_t token, ui
     publish_report(&bad.is_whole, 1u);
 }
 
-// The choices of all tokens of this rank, whole tokens at a time, with several loads under way.
+// The choices of all tokens of this rank, in rows of whole tokens, a lane a choice.
 struct ChoiceRows {
-    static constexpr uint32_t kNumSideBySide = 8;
     uint32_t num_choices;  // of all tokens
     uint32_t topk;
-    uint32_t width;  // choices of a row, a lane each: those of as many tokens as a warp has lanes for
+    uint32_t width;  // choices of a row: those of as many tokens as a ballot has bits for
 
     TK_DEVICE static ChoiceRows of(const LowLatencyArgs& args) {
-        constexpr uint32_t kNumBits = 32;  // of a ballot
+        constexpr uint32_t kNumBits = 32;
         const uint32_t topk = args.call.topk;
         return {args.call.num_tokens * topk, topk, kNumBits / topk * topk};
     }
@@ -70,36 +69,26 @@ struct ChoiceRows {
 };
 
 // Tells each of num_experts experts from `first` on how many tokens of this rank chose it: visit(i, count) for `first +
-// i`, once for each batch of choices.
+// i`, once for each row of choices. The warps of a block share the rows.
 template <class Visit>
 TK_DEVICE void count_tokens(Warp& warp, const LowLatencyArgs& args, uint32_t first, uint32_t num_experts, Visit visit) {
-    constexpr uint32_t kSide = ChoiceRows::kNumSideBySide;
     const ChoiceRows rows = ChoiceRows::of(args);
     const auto before = warp.lanes([&](int lane) { return rows.same_token_before(lane); });
     TK_NO_UNROLL
-    for (uint32_t begin = 0; begin < rows.num_choices; begin += kSide * rows.width) {
-        PerLane<uint32_t> named[kSide];  // counted from `first`
-        TK_UNROLL
-        for (uint32_t k = 0; k < kSide; ++k) {
-            named[k] = warp.lanes([&](int lane) {
-                const uint32_t i = begin + k * rows.width + static_cast<uint32_t>(lane);
-                if (static_cast<uint32_t>(lane) >= rows.width || i >= rows.num_choices) return kNoExpert;
-                const int64_t expert = args.choice_at(i) - first;
-                return static_cast<uint64_t>(expert) < num_experts ? static_cast<uint32_t>(expert) : kNoExpert;
-            });
-        }
+    for (uint32_t begin = warp.warp * rows.width; begin < rows.num_choices; begin += warp.num_warps * rows.width) {
+        const auto named = warp.lanes([&](int lane) {  // counted from `first`
+            const uint32_t i = begin + static_cast<uint32_t>(lane);
+            if (static_cast<uint32_t>(lane) >= rows.width || i >= rows.num_choices) return kNoExpert;
+            const int64_t expert = args.choice_at(i) - first;
+            return static_cast<uint64_t>(expert) < num_experts ? static_cast<uint32_t>(expert) : kNoExpert;
+        });
         TK_NO_UNROLL
         for (uint32_t expert = 0; expert < num_experts; ++expert) {
-            uint32_t count = 0;
-            TK_UNROLL
-            for (uint32_t k = 0; k < kSide; ++k) {
-                const uint32_t naming = warp.ballot([&](int lane) { return named[k][lane] == expert; });
-                if (!naming) continue;
-                // Of a token that names the expert twice the first choice counts.
-                count += count_bits(
-                    warp.ballot([&](int lane) { return named[k][lane] == expert && !(naming & before[lane]); }));
-            }
-            if (count) visit(expert, count);
+            const uint32_t naming = warp.ballot([&](int lane) { return named[lane] == expert; });
+            if (!naming) continue;
+            // Of a token that names the expert twice the first choice counts.
+            visit(expert,
+                  count_bits(warp.ballot([&](int lane) { return named[lane] == expert && !(naming & before[lane]); })));
         }
     }
 }

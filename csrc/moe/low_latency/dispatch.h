@@ -1,8 +1,9 @@
 // Dispatch: each token goes as one message to each of its experts, and each expert's rank learns how many came.
 //
 // send      Blocks share the tokens. All warps of a block but the last cast a token into shared memory, then warp k
-//           copies the message of choice k to its place at the expert's rank, and raises the flag of that place. The
-//           last warp counts the tokens of those experts whose counts this block's groups tell, and tells them at once.
+//           copies the message of choice k to its place at the expert's rank, and raises the flag of that place. Before
+//           that all warps count the tokens of those experts whose counts this block tells, and the last one tells
+//           them.
 // receive   A warp group is responsible for one (local expert, source rank): it waits for the count, claims as many
 //           rows of the expert, and copies the messages there, each as soon as its flag was raised. No block waits for
 //           the others of its rank: one may receive while another still sends.
@@ -90,6 +91,13 @@ TK_DEVICE void note_dispatch(LowLatencyContext<Rec>& context) {
     });
 }
 
+// All warps of the block have counted, and cast its first token if it has one.
+template <class Rec>
+TK_DEVICE void wait_counted([[maybe_unused]] LowLatencyContext<Rec>& context) {
+    TK_WAIT_IF(context.recorder, context.is_recorded(context.has_tokens()), LowLatencyEvent::wait_sub_warps, 0u);
+    TK_END_AFTER_BARRIER(context.warp);
+}
+
 // The tokens of this block. All its warps but the last. What a warp sends it looks up while it casts.
 template <bool kFp8, class Rec>
 TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
@@ -97,59 +105,78 @@ TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
     const LowLatencyArgs& args = context.args;
     const CastShare share{warp.warp, warp.num_warps - 1};
     const WarpGroup casters{1, share.num_warps, warp, context.shared().arrivals};
+    if (!context.has_tokens()) wait_counted(context);
     uint32_t turn = 0;
     TK_NO_UNROLL
-    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
+    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks, ++turn) {
         const auto named = named_experts(warp, args, token);
-        char* message = staged_message<kFp8>(context, turn++);
+        char* message = staged_message<kFp8>(context, turn);
         cast_token<kFp8>(context, message, token, share);
         const SendTarget target = take_place(warp, args, named, warp.warp);
-        wait_token_warps(context, casters);
+        turn == 0 ? wait_counted(context) : wait_token_warps(context, casters);
         if (warp.warp < args.call.topk) send_message<kFp8>(context, message, token, warp.warp, target);
     }
     if (warp.warp == 0) note_dispatch(context);
 }
 
-// Counts the tokens for each expert whose count a group of this block tells its rank, and tells it. The last warp.
+// The experts whose counts this block tells their ranks: those of its groups.
+struct OwnExperts {
+    uint32_t first, count;
+
+    template <class Rec>
+    TK_DEVICE static OwnExperts of(const LowLatencyContext<Rec>& context) {
+        const uint32_t groups = context.args.launch.num_warp_groups, first = context.warp.block * groups;
+        const uint32_t left = first < context.args.shape.num_experts ? context.args.shape.num_experts - first : 0;
+        return {first, left < groups ? left : groups};
+    }
+};
+
+// All warps of a block: with few tokens a load each, before the stores of messages are in its way.
+template <class Rec>
+TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
+    const OwnExperts own = OwnExperts::of(context);
+    count_tokens(context.warp, context.args, own.first, own.count, [&](uint32_t group, uint32_t count) {
+        context.warp.leader([&] { add_relaxed_block(&context.shared().groups[group].num_sent, count); });
+    });
+}
+
+// Tells the ranks of these experts how many tokens they get. The last warp, behind the block's barrier.
 template <class Rec>
 TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
-    const uint32_t first = warp.block * args.launch.num_warp_groups;
-    const uint32_t num_left = first < args.shape.num_experts ? args.shape.num_experts - first : 0;
-    const uint32_t num_groups = num_left < args.launch.num_warp_groups ? num_left : args.launch.num_warp_groups;
-    auto num_sent = warp.lanes([](int) { return 0u; });  // a lane a group
-    count_tokens(warp, args, first, num_groups, [&](uint32_t group, uint32_t count) {
-        num_sent =
-            warp.lanes([&](int lane) { return num_sent[lane] + (static_cast<uint32_t>(lane) == group ? count : 0); });
-    });
+    const OwnExperts own = OwnExperts::of(context);
+    const auto pair_of = [&](uint32_t group) {
+        return ExpertPair::of(own.first + group, args.shape.num_local_experts());
+    };
+    const auto* groups = context.shared().groups;
     // All at once: each release waits for what is under way, also for messages that other warps send.
-    const auto pair_of = [&](uint32_t group) { return ExpertPair::of(first + group, args.shape.num_local_experts()); };
     const auto tell = [&] {
         const auto flag_of = [&](int lane) {
             const ExpertPair to = pair_of(static_cast<uint32_t>(lane));
             return args.count_flag(to.rank, to.local_expert, context.comm.rank);
         };
         // -n - 1, as in DeepEP, where 0 is no count. The epoch in front of it says of which call it is.
-        const auto value_of = [&](int lane) { return ~num_sent[lane]; };
-        signal_all<LowLatencyChannel::count>(warp, (1u << num_groups) - 1, flag_of, context.epoch, value_of);
+        const auto value_of = [&](int lane) { return ~groups[lane].num_sent; };
+        signal_all<LowLatencyChannel::count>(warp, (1u << own.count) - 1, flag_of, context.epoch, value_of);
     };
     TK_NO_UNROLL
-    for (uint32_t group = 0; group < num_groups; ++group) {
+    for (uint32_t group = 0; group < own.count; ++group) {
         const ExpertPair to = pair_of(group);
         TK_SIGNAL(context.recorder, LowLatencyEvent::signal_count, to.rank, to.local_expert);
-        if (group + 1 == num_groups) tell();
-        TK_END(warp.shuffle(num_sent, static_cast<int>(group)));
+        if (group + 1 == own.count) tell();
+        TK_END(groups[group].num_sent);
     }
 }
 
-// The last warp of a block counts, the others cast and send.
+// The last warp of a block tells counts, the others cast and send.
 struct LastWarp {
     TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return warp.warp == warp.num_warps - 1; }
 };
 struct SignalCounts {
     template <class Rec>
     TK_DEVICE static bool run(LowLatencyContext<Rec>& context, Share) {
+        wait_counted(context);
         signal_counts(context);
         return true;
     }
@@ -329,7 +356,10 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
         const auto role = kSends ? SendRoles<kFp8>(warp).name() : LowLatencyRole::dispatch;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
         if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0))) {
-            if constexpr (kSends) SendRoles<kFp8>(warp).run(context);
+            if constexpr (kSends) {
+                count_sends(context);
+                SendRoles<kFp8>(warp).run(context);
+            }
             if constexpr (kReceives) dispatch_recv<kFp8>(context);
         } else if constexpr (kReceives) {
             receive_nothing(context);

@@ -224,9 +224,10 @@ static_assert(kFirstEpoch % kNumSlots == 0 && epoch_behind(kEpochMask, 1) == 1);
 // results.
 struct alignas(16) LowLatencyShared {
     struct Group {
-        uint64_t started;  // waiting for the count
-        uint32_t count;    // tokens that came
-        uint32_t begin;    // their first row
+        uint64_t started;   // waiting for the count
+        uint32_t num_sent;  // tokens of this rank for the expert whose count the group tells of
+        uint32_t count;     // tokens that came
+        uint32_t begin;     // their first row
     };
     uint32_t failed;                            // this one and the next first: see begin_kernel()
     uint32_t number;                            // of a combine among those of its handle, from 1
