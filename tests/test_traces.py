@@ -18,7 +18,7 @@ TRACES = Path(__file__).resolve().parent.parent / "traces"
 _OF_TOKENS = ("copy_token", "reduce_token", "signal_token", "wait_token", "wait_result")
 _OF_VARIANT = {
     "low_latency": ("copy_token", "reduce_token", "signal_count", "wait_count", "wait_results"),
-    "two_hop": ("copy_to_ring", "signal_tail", "wait_tail", "forward_token", "receive_token", "return_credit"),
+    "two_hop": ("forward_token", "signal_peer_tail", "wait_peer_tail", "receive_token", "return_peer_credit"),
     "pipelined": ("copy_row", "reduce_token", "signal_row", "wait_row", "wait_partial"),
 }
 _OF_TRANSFERS = ("write_imm", "wait_imm", "transfer")

@@ -100,8 +100,11 @@ struct TwoHopOn {
 
     template <class F>
     static void with_kernels(const TwoHopConfig& config, F f) {
-        if (config.num_nodes == 1) {
-            f(KernelList<TwoHopNotifyDispatch<Comm>, TwoHopOneNodeDispatch<Comm>, TwoHopOneNodeCombine<Comm>>{});
+        if (config.num_nodes == 1) {  // which never launches cached_notify: a variant has one list of stages
+            f(KernelList<TwoHopNotifyDispatch<Comm>,
+                         TwoHopOneNodeDispatch<Comm>,
+                         TwoHopCachedNotify<Comm>,
+                         TwoHopOneNodeCombine<Comm>>{});
         } else {
             f(KernelList<TwoHopNotifyDispatch<Comm>,
                          TwoHopDispatch<Comm>,

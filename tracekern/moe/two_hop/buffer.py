@@ -240,9 +240,9 @@ class Buffer:
 
         x: bf16, a row for each of recv_x. handle: of the dispatch. combined_x: [num_tokens, hidden] bf16, the sum of a
         token's rows: in fp32 those of a node in the order of its ranks, rounded to bf16, then in fp32 those of the
-        nodes. bias: one or two tensors like combined_x, with which each sum begins. topk_weights: [num_rows, topk]
-        fp32, added up in the same order, in fp32 alone; None: none come back. The rest: see dispatch(). Raises
-        BadInput, and CommTimeout if a peer does not arrive.
+        nodes. bias: one or two tensors like combined_x, with which the last sum begins, on one node that of its ranks.
+        topk_weights: [num_rows, topk] fp32, added up in the same order, in fp32 alone; None: none come back. The rest:
+        see dispatch(). Raises BadInput, and CommTimeout if a peer does not arrive.
         """
         with self._one_call("combine"):
             check_events(previous_event, async_finish, allocate_on_comm_stream)
