@@ -13,7 +13,7 @@ LEFT_OUT = "LEFT_OUT"
 
 P2P_FILES = ("comm/barrier.h", "moe/p2p/call.h", "moe/p2p/counts.h", "moe/p2p/worklog/combine.h")
 LOW_LATENCY_FILES = tuple(f"moe/low_latency/{name}.h" for name in ("barriers", "dispatch", "combine"))
-TWO_HOP_FILES = ("moe/two_hop/notify.h", "moe/two_hop/dispatch.h", "moe/two_hop/combine.h")
+TWO_HOP_FILES = ("moe/two_hop/notify.h", "moe/two_hop/dispatch.h", "moe/two_hop/combine.h", "moe/two_hop/one_node.h")
 
 _WARPS = r"((?:context\.)?warp|group|casters)"
 """Those that meet: all of a block, or a group of them."""

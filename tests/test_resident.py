@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -172,6 +173,17 @@ def test_after_a_call_of_one_rank_alone_launches_are_aligned_again(monkeypatch):
 
     assert on_ranks(2, call, gate) == [None] * 2
     assert gate.events.count("open") == 10
+
+
+def test_no_garbage_is_collected_while_streams_are_held():
+    """Memory of a buffer that it freed would wait for them, in the thread that is to launch what they wait for."""
+    seen: list[bool] = []
+
+    def call() -> None:
+        Group.discover().launch(0, 2, lambda first, last: seen.append(gc.isenabled()), 10.0)
+
+    assert on_ranks(2, call) == [None] * 2
+    assert (seen, gc.isenabled()) == ([False] * 4, True)
 
 
 def test_a_launch_that_fails_fails_in_its_rank():

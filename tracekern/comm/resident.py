@@ -9,6 +9,7 @@ launched first would always wait for the others.
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -165,7 +166,7 @@ class Residents:
     def _launch_all(self, calls: dict[int, _Call]) -> None:
         self._turn = max(self._turn, *(self._turn_of[rank] for rank in calls))
         try:
-            with self._held([call.stream for call in calls.values()]):
+            with _without_collection(), self._held([call.stream for call in calls.values()]):
                 for kernel in range(max(call.num_kernels for call in calls.values())):
                     for call in calls.values():
                         if kernel < call.num_kernels and call.error is None:
@@ -199,6 +200,18 @@ class Residents:
                 raise KeyboardInterrupt
             if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                 return
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python from collecting garbage: to free memory of a buffer waits for all streams, which the gate holds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _launch_one(call: _Call, kernel: int) -> None:
