@@ -21,7 +21,8 @@ MAX_FUNCTION_LINES = 60
 
 # Module -> our modules that it may import, its own folder included; the longest prefix counts.
 FREE = tuple(
-    f"tracekern.{name}" for name in ("errors", "files", "formatting", "environment", "interpreter", "__version__")
+    f"tracekern.{name}"
+    for name in ("errors", "files", "formatting", "environment", "garbage", "interpreter", "__version__")
 )
 """Free to all. They import only each other."""
 _COMPILED = ("tracekern._C", "tracekern._cuda", "tracekern._fabric")

@@ -83,7 +83,7 @@ def thinned(timeline: Timeline, sub_warps: int) -> Timeline:
     for event, wanted in (
         ("wait_grid", has_tokens | polls_or_tells),  # of earlier kernels
         ("wait_group", (sub_warp == 1) | copies | in_runs_with("signal_dispatch_ack")),
-        ("wait_sub_warps", (is_of_token & has_tokens) | ((kernel != "dispatch") & sends)),
+        ("wait_sub_warps", np.where(is_of_token, has_tokens, np.where(kernel == "dispatch", copies, sends))),
     ):
         kept[name == event] = wanted[name == event]
     left = take_spans(timeline, kept)

@@ -19,6 +19,7 @@ _OF_TOKENS = ("copy_token", "reduce_token", "signal_token", "wait_token", "wait_
 _OF_VARIANT = {
     "low_latency": ("copy_token", "reduce_token", "signal_count", "wait_count", "wait_results"),
     "two_hop": ("forward_token", "signal_peer_tail", "wait_peer_tail", "receive_token", "return_peer_credit"),
+    "two_hop, several nodes": ("copy_to_ring", "signal_tail", "wait_tail", "return_credit"),
     "pipelined": ("copy_row", "reduce_token", "signal_row", "wait_row", "wait_partial"),
 }
 _OF_TRANSFERS = ("write_imm", "wait_imm", "transfer")
@@ -36,6 +37,8 @@ def test_a_kept_capture_gives_its_kept_trace(directory):
     assert_no_loss(processor)
     settings = timeline.ranks[0].metadata["settings"]
     of_calls = _OF_VARIANT.get(settings.get("variant"), _OF_TOKENS)
+    if settings.get("nodes", 1) > 1:
+        of_calls += _OF_VARIANT["two_hop, several nodes"]
     if "provider" in settings:
         of_calls = _OF_TRANSFERS
     for name in _OF_INT4_STEPS if "staging" in settings else of_calls:

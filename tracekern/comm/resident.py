@@ -9,7 +9,6 @@ launched first would always wait for the others.
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from tracekern.comm.group import Group, message_timeout_s, name_and_value
 from tracekern.comm.this_thread import being
 from tracekern.errors import PeerLost
 from tracekern.formatting import ranks as name_ranks
+from tracekern.garbage import without_collector
 
 MAX_RESIDENTS = 32
 """Most resident ranks: each has a stream of its own, and torch has 32 of them."""
@@ -166,7 +166,8 @@ class Residents:
     def _launch_all(self, calls: dict[int, _Call]) -> None:
         self._turn = max(self._turn, *(self._turn_of[rank] for rank in calls))
         try:
-            with _without_collection(), self._held([call.stream for call in calls.values()]):
+            # Freeing a buffer's memory would wait for all streams, in the thread that is to launch what they wait for.
+            with without_collector(), self._held([call.stream for call in calls.values()]):
                 for kernel in range(max(call.num_kernels for call in calls.values())):
                     for call in calls.values():
                         if kernel < call.num_kernels and call.error is None:
@@ -200,18 +201,6 @@ class Residents:
                 raise KeyboardInterrupt
             if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                 return
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keeps Python from collecting garbage: to free memory of a buffer waits for all streams, which the gate holds."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _launch_one(call: _Call, kernel: int) -> None:

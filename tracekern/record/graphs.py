@@ -17,6 +17,7 @@ import numpy as np
 
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
+from tracekern.garbage import without_collector
 from tracekern.record.launches import check_name
 from tracekern.record.regions import RegionSets
 from tracekern.segment.launch_plan import LaunchPlan
@@ -161,9 +162,10 @@ class TracedGraph:
 
         graph = torch.cuda.CUDAGraph()
         self._capturing, self._thread = instance, threading.get_ident()
+        gc.collect()  # freeing device memory, as of another graph, would invalidate a stream capture
         try:
             with (
-                _without_collector(),
+                without_collector(),
                 torch.cuda.graph(graph, capture_error_mode="thread_local"),
                 self._nodes_around() if instance == "traced" else contextlib.nullcontext(),
             ):
@@ -198,16 +200,3 @@ class UntracedGraph(TracedGraph):
         self.name = name
         self._is_open = False
         self._untraced = self._capture_instance("untraced", run)
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Disables the garbage collector: freeing device memory, as of another graph, would invalidate a stream capture."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
