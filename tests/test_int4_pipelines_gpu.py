@@ -16,7 +16,7 @@ RANKS = 8
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("variant", [variant for variant in STAGES if variant != "pipelined"])
+@pytest.mark.parametrize("variant", [*(variant for variant in STAGES if variant != "pipelined"), "two_hop"])
 def test_a_run_is_the_reference(tmp_path: Path, variant: str):
     if not torch.cuda.is_available():
         pytest.skip("needs 1 GPU, 0 are here")
@@ -37,4 +37,5 @@ def test_a_run_is_the_reference(tmp_path: Path, variant: str):
     assert report.ok, report.errors
     timeline = tracekern.load(tmp_path)
     assert {"preload", "sweep", "epilogue"} <= {event.name for event in timeline.events}
-    assert {"tiles", "k2", "k4"} <= {launch.name for launch in timeline.launches}
+    layout = "layout" if variant == "two_hop" else "tiles"
+    assert {layout, "k2", "k4"} <= {launch.name for launch in timeline.launches}

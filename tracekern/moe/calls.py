@@ -150,7 +150,8 @@ class Calls:
         family = FAMILY_OF.get(variant)
         if family and family.count_wrong:
             batches = [self._draw(iteration, rank) for rank in range(options.ranks)]
-            return family.count_wrong(out, batches, self._rank, options.shape, self._variant.options)
+            about = self._experts, options.shape, self._variant.options
+            return family.count_wrong(out, batches, self._rank, *about)
         batch = batch.to(self._reference_device)
         if family and family.expected:
             wanted = family.expected(variant, batch, self._experts, options.shape, options.family_options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tracekern.moe.shape import MoeShape, check_tensor
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from tracekern.comm.communicator import Communicator
 
+ExpertRows = Literal["packed", "regions", "copied"]
+"""How rows lie for kernels of experts: one expert's behind the other's, in a region for all tokens of each expert, or
+in no order of experts, so that each is copied for each of its choices."""
 MAX_DETAIL = (1 << 31) - 1
 """Largest number of tiles of which one is on record step by step."""
 
@@ -63,11 +66,11 @@ class ExpertKind:
     """Returns the experts of all ranks, the same for every seed. Takes the shape, the intermediate size and of every
     how many-th tile each step is recorded."""
     why_unsuitable: Callable[[str, Mapping[str, tuple[str, ...]], MoeShape, int], str] = lambda *run: ""
-    """Returns why a run cannot have such experts; "" if it can. Takes the variant, the kernels of all
-    variants that may have kernels of experts between, the shape and the intermediate size."""
-    tensor_bytes: Callable[[MoeShape, int, bool], int] = lambda *run: 0
-    """Returns the bytes of a rank's weights and of its rows inside the experts. Takes the shape, the intermediate size,
-    and whether each expert has a region for all tokens instead of packed rows."""
+    """Returns why a run cannot have such experts; "" if it can. Takes the variant, the kernels of all variants, the
+    shape and the intermediate size."""
+    tensor_bytes: Callable[[MoeShape, int, ExpertRows], int] = lambda *run: 0
+    """Returns the bytes of a rank's weights and of its rows inside the experts. Takes the shape, the intermediate size
+    and how rows lie."""
 
 
 SCALE = ExpertKind("scale", lambda shape, intermediate, detail: draw_experts(shape))

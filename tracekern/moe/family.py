@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from tracekern.comm.communicator import Communicator
-    from tracekern.moe.experts import Experts
+    from tracekern.moe.experts import ExpertRows, Experts
     from tracekern.moe.routing import Batch
     from tracekern.moe.shape import MoeShape
     from tracekern.record.session import Capture
@@ -103,9 +103,9 @@ class Family:
     count_wrong knows it."""
     reference_name: Callable[[str], str]
     """Name of the plain torch function that computes what is promised."""
-    count_wrong: Callable[[Any, Sequence[Batch], int, MoeShape, dict[str, int]], int] | None = None
+    count_wrong: Callable[[Any, Sequence[Batch], int, Experts, MoeShape, dict[str, int]], int] | None = None
     """Returns how many elements of a result are wrong, where calls return what came from other ranks. Takes the result,
-    the batches of all ranks, the rank, and the options that were chosen."""
+    the batches of all ranks, the rank, the experts, and the options that were chosen."""
     sent_events: frozenset[str] = frozenset()
     """Names of events with one span for each row that a rank sends."""
     received_events: frozenset[str] = frozenset()
@@ -120,8 +120,8 @@ class Family:
     """Arguments of make_pipeline for calls that are queued on the device, whose host must not wait in between."""
     takes_stage_blocks: bool = False
     """Whether kernels of a call may have different numbers of blocks."""
-    takes_expert_kernels: bool = True
-    """Whether experts that are kernels of their own can run between the kernels of a call."""
+    expert_rows: ExpertRows = "packed"
+    """How rows lie for experts that are kernels of their own."""
     stages: dict[str, tuple[str, ...]] | None = None
     """Variant -> the kernels of one call of make_pipeline(), where these are not all that the variant has."""
 

@@ -119,7 +119,7 @@ class MoeRun:
             raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
         if self.clock == "cycles" and self.keep == "last":
             raise BadInput("clock is cycles; a flight recorder, keep last, has the realtime clock alone")
-        kernels = {name: family.variants[name] for name, family in FAMILY_OF.items() if family.takes_expert_kernels}
+        kernels = {name: family.variants[name] for name, family in FAMILY_OF.items()}
         kind = EXPERT_KINDS[self.expert]
         if why := kind.why_unsuitable(self.variant, kernels, self.shape, self.intermediate):
             raise UnsuitableShape(why)

@@ -165,10 +165,9 @@ def _why_no_room(options: MoeRun) -> str:
     heap_bytes, own_bytes = (0, 0)
     if family is not None:
         heap_bytes, own_bytes = family.memory(options.variant, options.shape, options.family_options)
-    kind, has_regions = EXPERT_KINDS[options.expert], options.variant == "low_latency"
-    own_bytes += 2 * kind.tensor_bytes(
-        options.shape, options.intermediate, has_regions
-    )  # of the call and its reference
+    rows = family.expert_rows if family is not None else "packed"
+    of_experts = EXPERT_KINDS[options.expert].tensor_bytes(options.shape, options.intermediate, rows)
+    own_bytes += 2 * of_experts  # of the call and its reference
     lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
     return lacks and f"run moe {lacks}"
 

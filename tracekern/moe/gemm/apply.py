@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
 from tracekern.moe.gemm import checks
-from tracekern.moe.gemm.kernels import Sizes, launch
+from tracekern.moe.gemm.kernels import Sizes, Tensors, launch
 
 if TYPE_CHECKING:
     import torch
@@ -39,16 +39,33 @@ def fused_moe_apply(
     """
     import torch
 
-    hidden, intermediate = _check(x, topk_ids, w13, w2, eids, staging)
+    _check(x, topk_ids, w13, w2, eids, staging)
     checks.check_detail(detail)
-    num_tokens, topk = topk_ids.shape
-    checks.check("topk_ws", topk_ws, torch.float32, (num_tokens, topk), x)
-    out = torch.empty_like(x)
-    if num_tokens == 0:
-        return out
-    num_experts, num_rows = w13.shape[0], num_tokens * topk
+    checks.check("topk_ws", topk_ws, torch.float32, tuple(topk_ids.shape), x)
+    sizes, tensors, out = call_of(x, topk_ids, topk_ws, w13, w2, eids, detail)
+    if len(x):
+        launch(STAGES, sizes, tensors, device=x.device, staging=staging, capture=capture)
+    return out
+
+
+def call_of(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_ws: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    eids: torch.Tensor | None = None,
+    detail: int = 0,
+) -> tuple[Sizes, Tensors, torch.Tensor]:
+    """Returns the sizes of a call, its tensors with all memory that its kernels need, and of these the result.
+
+    Arguments: see fused_moe_apply().
+    """
+    (num_tokens, topk), hidden = topk_ids.shape, x.shape[1]
+    num_experts, intermediate, num_rows = w13.shape[0], w13.shape[2] // 2, num_tokens * topk
     num_listed = num_experts if eids is None else eids.numel()
-    tensors = {
+    rows, out = x.new_empty((num_rows, hidden)), x.new_empty(x.shape)
+    tensors: Tensors = {
         "x": x,
         "topk_ids": topk_ids,
         "topk_weights": topk_ws,
@@ -58,9 +75,9 @@ def fused_moe_apply(
         "expert_offset": topk_ids.new_empty(num_experts + 1),
         "tile_end": topk_ids.new_empty(num_listed + 1),
         "inverse": topk_ids.new_empty((num_tokens, topk)),
-        "x_rows": x.new_empty((num_rows, hidden)),
+        "x_rows": rows,
         "middle_rows": x.new_empty((num_rows, intermediate)),
-        "result_rows": x.new_empty((num_rows, hidden)),
+        "result_rows": rows,  # K4 begins when K2 has read the former
         "out": out,
     }
     sizes = Sizes(
@@ -72,8 +89,7 @@ def fused_moe_apply(
         topk=topk,
         detail=detail,
     )
-    launch(STAGES, sizes, tensors, device=x.device, staging=staging, capture=capture)
-    return out
+    return sizes, tensors, out
 
 
 def _check(
@@ -83,8 +99,8 @@ def _check(
     w2: torch.Tensor,
     eids: torch.Tensor | None,
     staging: str,
-) -> tuple[int, int]:
-    """Returns hidden and intermediate. Raises BadInput for tensors that the kernels cannot use."""
+) -> None:
+    """Raises BadInput for tensors that the kernels cannot use."""
     checks.check_staging(staging)
     checks.check_rows("x", x)
     hidden, intermediate = x.shape[1], w13.shape[2] // 2 if w13.ndim == 4 else 0
@@ -96,4 +112,3 @@ def _check(
         raise BadInput(f"w13 has {w13.shape[0]} experts, w2 {w2.shape[0]}; wanted the same")
     checks.check_choices(topk_ids, x.shape[0], w13.shape[0], x)
     checks.check_eids(eids, w13.shape[0], x)
-    return hidden, intermediate

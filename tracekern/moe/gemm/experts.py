@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
-from tracekern.moe.experts import ExpertKind, Experts
+from tracekern.moe.experts import ExpertKind, ExpertRows, Experts
 from tracekern.moe.gemm import checks
-from tracekern.moe.gemm.kernels import FACTS, Sizes, event_table, make_call, native_of
+from tracekern.moe.gemm.apply import STAGES as LAYER_STAGES
+from tracekern.moe.gemm.apply import call_of
+from tracekern.moe.gemm.kernels import FACTS, Sizes, Tensors, event_table, make_call, native_of
 from tracekern.moe.gemm.packing import DIVISOR
 from tracekern.moe.gemm.steps import k2, k4
 
@@ -69,43 +72,35 @@ class Int4Experts(Experts):
         checks.check_weights("w2", self.w2, self.intermediate, shape.hidden, self.scale)
 
 
-class ExpertKernels:
-    """The kernels of this rank's experts, between the kernels of one pipeline."""
+class _OwnExperts:
+    """This rank's experts as kernels: their weights, and how each kernel is launched."""
 
-    STAGES = ("tiles", "k2", "k4")
+    STAGES: tuple[str, ...] = ()
+    """The kernels, in order."""
 
-    def __init__(self, comm: Communicator, experts: Int4Experts, num_rows: int, rows_per_expert: int = 0) -> None:
-        """num_rows: of this rank's experts at most. rows_per_expert: of the region of each; 0: rows are packed."""
-        import torch
-
+    def __init__(self, comm: Communicator, experts: Int4Experts) -> None:
         self.experts = experts
         self._comm = comm
         self._native = native_of(comm.device.backend)
         num_local = experts.w13.shape[0] // comm.group.num_ranks
         first = comm.group.rank * num_local
+        self._w13 = experts.w13[first : first + num_local]
+        self._w2 = experts.w2[first : first + num_local]
         self._sizes = Sizes(
             num_experts=num_local,
             num_listed=num_local,
-            hidden=experts.w2.shape[2],
+            hidden=int(experts.w2.shape[2]),
             intermediate=experts.intermediate,
-            rows_per_expert=rows_per_expert,
             detail=experts.detail,
         )
-        self._tensors = {
-            "w13": experts.w13[first : first + num_local],
-            "w2": experts.w2[first : first + num_local],
-            "tile_end": experts.w13.new_empty(num_local + 1, dtype=torch.int32),
-            "expert_offset": experts.w13.new_empty((num_local, 2), dtype=torch.int32) if rows_per_expert else None,
-            "middle_rows": experts.w13.new_empty((num_rows, experts.intermediate), dtype=torch.bfloat16),
-        }
-        self.use()
         with comm.device.active():
-            self._grids = {stage: self._native.grid(stage, "direct", self._call) for stage in self.STAGES}
+            alike = make_call(self._native, self._sizes, {})
+            self._grids = {stage: self._native.grid(stage, "direct", alike) for stage in self.STAGES}
 
-    def use(self, **places: int) -> None:
-        """Sets the addresses of what the next calls read and write besides weights, by name of _TENSORS."""
-        places["abort"] = self._comm.native.heap_addresses[self._comm.group.rank]  # HeapControl begins with it
-        self._call = make_call(self._native, self._sizes, self._tensors, places)
+    def _set_call(self, sizes: Sizes, tensors: Tensors, places: dict[str, int] | None = None) -> None:
+        """Sets what the next kernels get: see make_call()."""
+        abort = self._comm.native.heap_addresses[self._comm.group.rank]  # HeapControl begins with it
+        self._call = make_call(self._native, sizes, tensors, {**(places or {}), "abort": abort})
 
     def add_to(self, launches: Launches) -> None:
         """Tells of the kernels that come between those of the pipeline's family."""
@@ -113,29 +108,51 @@ class ExpertKernels:
         for stage, (num_blocks, num_warps) in self._grids.items():
             launches.add_stage(stage, events, FACTS.roles, num_blocks, num_warps)
 
+    def _run_own(self, stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
+        for stage, descriptor in zip(stages, descriptors, strict=True):
+            num_blocks, num_warps = self._grids[stage]
+            self._native.run(
+                stage=stage,
+                staging="direct",
+                call=self._call,
+                num_blocks=num_blocks,
+                num_warps=num_warps,
+                descriptor=descriptor,
+                stream=stream,
+                comm=self._comm.native,
+            )
+
+
+class ExpertKernels(_OwnExperts):
+    """K2 and K4 on rows that lie by expert, between the kernels of one pipeline."""
+
+    STAGES = ("tiles", "k2", "k4")
+
+    def __init__(self, comm: Communicator, experts: Int4Experts, num_rows: int, rows_per_expert: int = 0) -> None:
+        """num_rows: of this rank's experts at most. rows_per_expert: of the region of each; 0: rows are packed."""
+        import torch
+
+        super().__init__(comm, experts)
+        num_local = len(self._w13)
+        self._sizes = dataclasses.replace(self._sizes, rows_per_expert=rows_per_expert)
+        self._tensors: Tensors = {
+            "w13": self._w13,
+            "w2": self._w2,
+            "tile_end": experts.w13.new_empty(num_local + 1, dtype=torch.int32),
+            "expert_offset": experts.w13.new_empty((num_local, 2), dtype=torch.int32) if rows_per_expert else None,
+            "middle_rows": experts.w13.new_empty((num_rows, experts.intermediate), dtype=torch.bfloat16),
+        }
+
+    def use(self, **places: int) -> None:
+        """Sets the addresses of what the next calls read and write besides weights, by name of _TENSORS."""
+        self._set_call(self._sizes, self._tensors, places)
+
     def run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int, run_others: Run) -> None:
         """Launches stages in order, those of the pipeline's family by run_others; on the CPU runs them."""
         given = zip(stages, descriptors, strict=True)
         for is_own, some in itertools.groupby(given, lambda pair: pair[0] in self.STAGES):
             names, numbers = map(list, zip(*some, strict=True))
-            if not is_own:
-                run_others(names, numbers, stream)
-                continue
-            for name, number in zip(names, numbers, strict=True):
-                self._run_stage(name, number, stream)
-
-    def _run_stage(self, stage: str, descriptor: int, stream: int) -> None:
-        num_blocks, num_warps = self._grids[stage]
-        self._native.run(
-            stage=stage,
-            staging="direct",
-            call=self._call,
-            num_blocks=num_blocks,
-            num_warps=num_warps,
-            descriptor=descriptor,
-            stream=stream,
-            comm=self._comm.native,
-        )
+            (self._run_own if is_own else run_others)(names, numbers, stream)
 
     @classmethod
     def stages_within(cls, stages: Sequence[str]) -> tuple[str, ...]:
@@ -145,6 +162,24 @@ class ExpertKernels:
         own = [stage for stage in stages if stage != "scale_experts"]
         at = next(idx for idx, stage in enumerate(own) if stage.startswith("combine"))
         return (*own[:at], *cls.STAGES, *own[at:])
+
+
+class ChosenExpertKernels(_OwnExperts):
+    """The whole layer on rows that are in no order of experts, each with choices among them."""
+
+    STAGES = LAYER_STAGES
+
+    def apply(
+        self, x: torch.Tensor, topk_ids: torch.Tensor, topk_ws: torch.Tensor, start: Callable[[Run], None]
+    ) -> torch.Tensor:
+        """Returns what fused_moe_apply() does, of this rank's experts. start: launches STAGES with what it is given.
+
+        topk_ids: int32, as this rank counts its experts. The host looks at nothing in between.
+        """
+        sizes, tensors, out = call_of(x, topk_ids, topk_ws, self._w13, self._w2, detail=self.experts.detail)
+        self._set_call(sizes, tensors)
+        start(self._run_own)
+        return out
 
 
 def has_place_for_experts(stages: Sequence[str]) -> bool:
@@ -167,20 +202,17 @@ def draw_int4_experts(shape: MoeShape, intermediate: int, detail: int = 0) -> In
     return Int4Experts.of(draw(shape.hidden, 2 * intermediate), draw(intermediate, shape.hidden), detail)
 
 
-def tensor_bytes(shape: MoeShape, intermediate: int, has_regions: bool) -> int:
-    """Returns the bytes of the experts' weights, and of the rows between K2 and K4 of a rank.
-
-    has_regions: rows are not packed, but each expert has a region for all tokens.
-    """
+def tensor_bytes(shape: MoeShape, intermediate: int, rows: ExpertRows) -> int:
+    """Returns the bytes of the experts' weights, and of the rows between K2 and K4 of a rank, with copies of others."""
     words = shape.num_experts * 3 * (shape.hidden // 64) * intermediate * 2
-    num_rows = shape.num_ranks * shape.max_tokens * (shape.num_local_experts if has_regions else shape.topk)
-    return 8 * words + 2 * num_rows * intermediate
+    num_rows = shape.num_ranks * shape.max_tokens * (shape.num_local_experts if rows == "regions" else shape.topk)
+    return 8 * words + 2 * num_rows * (intermediate + (shape.hidden if rows == "copied" else 0))
 
 
 def why_unsuitable(variant: str, stages: Mapping[str, tuple[str, ...]], shape: MoeShape, intermediate: int) -> str:
     """Returns why a run of the variant cannot have int4 experts; "" if it can.
 
-    stages: variant -> its kernels, of those families that take kernels of experts.
+    stages: variant -> its kernels.
     """
     takes = [name for name, kernels in stages.items() if has_place_for_experts(kernels)]
     if variant not in takes:

@@ -19,6 +19,8 @@ FACTS = _C.families["gemm"]
 STAGINGS: tuple[str, ...] = tuple(FACTS.stagings)
 """How weights come to the multiplication; the results are the same bits."""
 
+Tensors = dict[str, "torch.Tensor | None"]
+"""Name in the native Call -> tensor."""
 _TENSORS = (
     "expert_ids",
     "abort",

@@ -25,6 +25,7 @@ FAMILY = Family(
     reference_name=lambda variant: "low_latency_reference",
     why_unsuitable=why_unsuitable,
     tensor_bytes=tensor_bytes,
+    expert_rows="regions",
     stages={"low_latency": LowLatencyPipeline.stages},
     sent_events=frozenset({"send_message"}),
     received_events=frozenset({"copy_token"}),

@@ -12,11 +12,14 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
 from tracekern.moe.deepep import EventHandle, EventOverlap, Limits, OwnStream, check_events, check_start
+from tracekern.moe.gemm.experts import Int4Experts
+from tracekern.moe.launches import check_capture
 from tracekern.moe.two_hop.checks import (
     check_cached_dispatch,
     check_combine,
     check_config,
     check_dispatch,
+    check_experts,
     check_handle,
     check_making,
     check_topk_idx,
@@ -219,6 +222,27 @@ class Buffer:
                 return recv_x, None, None, [], handle, event
             received, event = self._dispatch(check, *how, events, after_stage)
         return *received.as_returned(), event
+
+    def apply_experts(
+        self,
+        recv_x: torch.Tensor,
+        recv_topk_idx: torch.Tensor,
+        recv_topk_weights: torch.Tensor,
+        experts: Int4Experts,
+        *,
+        capture: Capture | None = None,
+        after_stage: AfterStage | None = None,
+    ) -> torch.Tensor:
+        """Returns what this rank's int4 experts make of rows of a bf16 dispatch, for combine(): shaped like recv_x.
+
+        Of each row the weighted results of its local experts, added up in fp32 in the order of the choices and rounded
+        once. The host waits for nothing; rows that num_worst_tokens left over have no choice, and become 0. experts: of
+        all ranks. after_stage: told each kernel that was started. Raises BadInput.
+        """
+        with self._one_call("apply_experts"):
+            check_capture(capture)
+            ids = check_experts(self.comm, self._layout, recv_x, recv_topk_idx, recv_topk_weights, experts)
+            return self._kernels.apply_experts(recv_x, ids, recv_topk_weights, experts, capture, after_stage)
 
     def combine(
         self,

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 from tracekern.comm.communicator import check_choice
 from tracekern.errors import BadInput
 from tracekern.moe.deepep import check_aligned, check_flag
+from tracekern.moe.gemm import checks as gemm_checks
+from tracekern.moe.gemm.experts import Int4Experts
 from tracekern.moe.pipeline import MAX_CPU_WARPS
-from tracekern.moe.shape import MAX_EXPERTS, check_range, check_tensor, describe_tensor, require_tensor
+from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
 from tracekern.moe.two_hop.handle import Given, Handle
 from tracekern.moe.two_hop.layout import Nodes, is_token_in_node
 from tracekern.moe.two_hop.settings import FACTS, MAX_TOPK, SCALE_GROUP, Config, Layout, block_warps
@@ -175,6 +177,29 @@ def check_combine(
         check_tensor(comm, "bias", one, torch.bfloat16, (len(parts.is_token_in_rank), layout.hidden))
         check_aligned("bias", one)
     return biases
+
+
+def check_experts(
+    comm: Communicator, layout: Layout | None, recv_x: Any, recv_topk_idx: Any, recv_topk_weights: Any, experts: Any
+) -> torch.Tensor:
+    """Returns the choices as int32. Raises BadInput for rows of a dispatch or experts that kernels cannot use."""
+    import torch
+
+    if not isinstance(experts, Int4Experts):
+        raise BadInput(f"experts is {type(experts).__name__}; wanted Int4Experts")
+    if layout is None:
+        raise BadInput("nothing was dispatched; experts take the rows of a dispatch")
+    require_tensor("recv_x", recv_x)
+    num_rows = int(recv_x.shape[0]) if recv_x.ndim == 2 else -1
+    check_tensor(comm, "recv_x", recv_x, torch.bfloat16, (num_rows, layout.hidden))
+    check_aligned("recv_x", recv_x)
+    check_tensor(comm, "recv_topk_idx", recv_topk_idx, torch.int64, (num_rows, layout.topk))
+    check_tensor(comm, "recv_topk_weights", recv_topk_weights, torch.float32, (num_rows, layout.topk))
+    num_ranks = comm.group.num_ranks
+    experts.check(comm, MoeShape(num_ranks, 1, layout.num_experts, layout.topk, layout.hidden, "bf16"))
+    topk_ids: torch.Tensor = recv_topk_idx.int()
+    gemm_checks.check_choices(topk_ids, num_rows, layout.num_experts // num_ranks, recv_x)
+    return topk_ids
 
 
 def _check_x(comm: Communicator, x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -12,8 +12,9 @@ from tracekern.comm.communicator import Communicator
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.deepep import Limits, address
+from tracekern.moe.gemm.experts import ChosenExpertKernels, Int4Experts
 from tracekern.moe.launch_order import LaunchOrder, native_family
-from tracekern.moe.launches import Launches, describe
+from tracekern.moe.launches import Launches, Run, describe
 from tracekern.moe.two_hop.counts import Counts, CountsPoll, host_span
 from tracekern.moe.two_hop.handle import Given, Handle, Received
 from tracekern.moe.two_hop.layout import Nodes
@@ -118,6 +119,7 @@ class Kernels:
         of_combine = _event_table(nodes, layout, max_tokens, layout.combine_row_bytes)
         self._launches.add_stage("combine", of_combine, FACTS.roles, layout.config.num_sms, warps)
         self._poll = CountsPoll(comm, self.native.wait_counts)
+        self._expert_kernels: ChosenExpertKernels | None = None
         self._num_calls = 0
         """Tickets of the native buffer."""
 
@@ -196,6 +198,28 @@ class Kernels:
     ) -> None:
         """Launches a combine on the current stream; on the CPU runs it. tensors: of a handle, and the call's own."""
         self._start_cached("combine", self.native.combine, tensors, num_tokens, capture, limits, after_stage)
+
+    def apply_experts(
+        self,
+        x: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        experts: Int4Experts,
+        capture: Capture | None,
+        after_stage: AfterStage | None,
+    ) -> torch.Tensor:
+        """Launches this rank's experts on rows of a dispatch. Returns their results. topk_ids: int32."""
+        if self._expert_kernels is None or self._expert_kernels.experts is not experts:
+            self._expert_kernels = ChosenExpertKernels(self._comm, experts)
+            self._expert_kernels.add_to(self._launches)
+        stages, epoch = self._expert_kernels.STAGES, int(self.native.epoch)
+
+        def start(run: Run) -> None:
+            self._launches.late_us = 0
+            self._launches.start(stages, run, epoch, capture, after_stage)
+
+        with self._order.in_order():
+            return self._expert_kernels.apply(x, topk_ids, topk_weights, start)
 
     def dispatch_cached(
         self,

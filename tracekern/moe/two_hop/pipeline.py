@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe.experts import Experts, draw_experts
+from tracekern.moe.experts import Experts
+from tracekern.moe.gemm.experts import Int4Experts
 from tracekern.moe.pipeline import SPARE_SMS
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
@@ -56,7 +57,7 @@ class Carried:
 
 class TwoHopPipeline:
     """Layout -> dispatch -> experts -> combine through a Buffer of its own, with the interface of other families'
-    pipelines. The experts are a stand-in in plain torch: reference.expert_rows().
+    pipelines. Experts are int4 kernels, or a stand-in in plain torch: reference.expert_rows().
     """
 
     stages = STAGES
@@ -150,11 +151,13 @@ class TwoHopPipeline:
         received = self._dispatch(x, topk_idx.long(), topk_weights, capture, after_stage)
         assert received.recv_topk_idx is not None
         assert received.recv_topk_weights is not None
-        num_local = self.shape.num_local_experts
-        scale = experts.scale[self.comm.group.rank * num_local :][:num_local]
-        rows = expert_rows(received.recv_x, received.recv_topk_idx, received.recv_topk_weights, scale)
-        how = {"capture": capture, "after_stage": after_stage}
-        combined, _, _ = self.buffer.combine(rows, received.handle, **how)  # type: ignore[arg-type]
+        come = received.recv_x, received.recv_topk_idx, received.recv_topk_weights
+        if isinstance(experts, Int4Experts):
+            rows = self.buffer.apply_experts(*come, experts, capture=capture, after_stage=after_stage)
+        else:
+            num_local = self.shape.num_local_experts
+            rows = expert_rows(*come, experts.scale[self.comm.group.rank * num_local :][:num_local])
+        combined, _, _ = self.buffer.combine(rows, received.handle, capture=capture, after_stage=after_stage)
         return Carried(received, combined)
 
     def _dispatch(
@@ -253,14 +256,19 @@ def tensor_bytes(shape: MoeShape) -> int:
 
 
 def count_wrong_elements(
-    carried: Carried, batches: Sequence[Batch], rank: int, shape: MoeShape, options: dict[str, int]
+    carried: Carried,
+    batches: Sequence[Batch],
+    rank: int,
+    experts: Experts,
+    shape: MoeShape,
+    options: dict[str, int],
 ) -> int:
     """Returns how many elements of what a rank received differ from received_reference(), and of what came back from
-    node_reduced_reference(). batches: of all ranks.
+    node_reduced_reference(). batches: of all ranks. experts: on the device where the latter is computed.
     """
     nodes = Nodes.of(shape.num_ranks, options["nodes"])
-    received, own = carried.received.what_came(), batches[rank]
-    came_back = node_reduced_reference(own.x, own.topk_idx.long(), own.topk_weights, draw_experts(shape), nodes)
+    received, own = carried.received.what_came(), batches[rank].to(str(experts.scale.device))
+    came_back = node_reduced_reference(own.x, own.topk_idx.long(), own.topk_weights, experts, nodes)
     wanted = received_reference(
         [batch.x for batch in batches],
         None,

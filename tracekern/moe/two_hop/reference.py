@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracekern.moe.experts import Experts
+from tracekern.moe.gemm.experts import Int4Experts
+from tracekern.moe.reference import reference
+from tracekern.moe.routing import Batch
 from tracekern.moe.two_hop.handle import Handle, Received
 from tracekern.moe.two_hop.layout import (
     DispatchLayout,
@@ -64,21 +67,25 @@ def dispatch_reference(
 def node_reduced_reference(
     x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, experts: Experts, nodes: Nodes
 ) -> torch.Tensor:
-    """Returns what comes back to a rank for its tokens where each rank gives back expert_rows(): [num_tokens, hidden].
+    """Returns what comes back to a rank for its tokens, [num_tokens, hidden], where each rank gives back expert_rows(),
+    or of int4 experts each row's weighted results, added up in fp32 in the order of its choices and rounded.
 
     Rows are added up in fp32 in the order of a node's ranks, rounded, and these sums in the order of the nodes.
     """
     import torch
 
     num_local = len(experts.scale) // nodes.num_ranks
-    total = torch.zeros(x.shape, dtype=torch.float32)
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for node in range(nodes.num_nodes):
         of_node = torch.zeros_like(total)
         for rank in range(node * nodes.peers, (node + 1) * nodes.peers):
             is_local = (topk_idx >= 0) & (topk_idx // num_local == rank)
-            local = torch.where(is_local, topk_idx - rank * num_local, -1)
-            scale = experts.scale[rank * num_local :][:num_local]
-            of_node += expert_rows(x, local, topk_weights, scale).float()
+            chosen = torch.where(is_local, topk_idx, -1)
+            if isinstance(experts, Int4Experts):
+                rows = reference(Batch(x, chosen, topk_weights), experts)
+            else:
+                rows = expert_rows(x, chosen, topk_weights, experts.scale)
+            of_node += rows.float()
         total += of_node.to(x.dtype).float()
     return total.to(x.dtype)
 
@@ -87,7 +94,7 @@ def expert_rows(
     x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, scale: torch.Tensor
 ) -> torch.Tensor:
     """Returns what a stand-in for a rank's experts makes of rows: each times the sum over its choices, in their order,
-    of weight * scale. topk_idx: local experts, -1: none. scale: [num_local_experts] fp32.
+    of weight * scale. topk_idx: -1: none. scale: fp32, of the experts that are named.
     """
     import torch
 
