@@ -240,7 +240,7 @@ def test_bad_input_is_told_before_a_launch(change, told):
     [
         ({"num_nodes": 2}, "1 ranks on 2 nodes; wanted as many on each"),
         ({"num_nodes": 0}, "num_nodes is 0; wanted 1 to 32"),
-        ({"low_latency_mode": True}, "low_latency_mode is True; that is tracekern.moe.low_latency.Buffer"),
+        ({"low_latency_mode": True}, "low_latency_mode is True; that is tracekern.moe.buffer.Buffer"),
         ({"num_nvl_bytes": -1}, "num_nvl_bytes is -1; wanted 0"),
         ({"num_max_tokens_per_rank": 1 << 20}, "num_max_tokens_per_rank is 1048576; wanted 1 to 1048575"),
     ],

@@ -1,18 +1,20 @@
-"""Launches of one buffer on any stream: one after the other, each with its own time limit."""
+"""Launches of buffers of one communicator on any stream: one after the other, each with its own time limit."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tracekern import _C
 from tracekern.comm.communicator import Communicator
+from tracekern.comm.group import Group
 from tracekern.moe.deepep import Limits
 
 
 class LaunchOrder:
-    """The launches of a buffer on this rank."""
+    """The launches on this rank of one buffer, or of several that share a communicator."""
 
     def __init__(self, comm: Communicator, limits: Limits) -> None:
         """limits: of launches that have none of their own."""
@@ -52,6 +54,22 @@ class LaunchOrder:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         self._last_launch = stream.cuda_stream, event, is_captured
+
+
+@dataclass(frozen=True)
+class HeapPart:
+    """The part of a communicator's heap that a buffer's kernels use, and with whose launches theirs are in order."""
+
+    comm: Communicator
+    order: LaunchOrder
+    first_byte: int
+
+    @classmethod
+    def of_new(cls, group: Group, num_bytes: int, backend: str, limits: Limits) -> HeapPart:
+        """Makes a communicator with `num_bytes` for kernels on each rank, its own ones included. Collective."""
+        timeout_s, on_timeout = limits
+        comm = Communicator(group, num_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_bytes)
+        return cls(comm, LaunchOrder(comm, limits), _C.heap_control_bytes)
 
 
 def native_family(comm: Communicator, name: str) -> Any:

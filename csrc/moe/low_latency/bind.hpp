@@ -83,6 +83,7 @@ void bind_low_latency_buffer(pybind11::module_& family) {
         config.num_blocks = take_option<uint32_t>(options, "num_blocks");
         config.warps_per_block = take_option<uint32_t>(options, "warps_per_block");
         config.num_warp_groups = take_option<uint32_t>(options, "num_warp_groups");
+        config.first_byte = take_option<uint64_t>(options, "first_byte");
         const auto first_stage = take_option<uint32_t>(options, "first_stage");
         auto backend = kTakeBackend(options);
         refuse_options_left(options);

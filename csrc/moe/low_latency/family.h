@@ -12,8 +12,9 @@ namespace tracekern {
 enum class LowLatencyVariant : uint32_t { low_latency };
 
 struct LowLatencyConfig : PipelineConfig<LowLatencyVariant> {
-    uint32_t fp8 = 0;              // what messages carry: 0 bf16, 1 fp8
-    uint32_t num_warp_groups = 1;  // of a block
+    uint32_t fp8 = 0;                           // what messages carry: 0 bf16, 1 fp8
+    uint32_t num_warp_groups = 1;               // of a block
+    uint64_t first_byte = sizeof(HeapControl);  // of its part of the heap
 };
 
 struct LowLatency {
@@ -35,7 +36,7 @@ struct LowLatency {
     }
 
     static uint64_t heap_bytes(const LowLatencyConfig& config) {
-        return LowLatencyLayout::make(config.shape).total_bytes;
+        return LowLatencyLayout::make(config.shape, config.first_byte).total_bytes;
     }
 
     template <class F>
@@ -56,7 +57,7 @@ struct LowLatency {
         }
         LowLatencyArgs args{};
         args.shape = config.shape;
-        args.layout = LowLatencyLayout::make(config.shape);
+        args.layout = LowLatencyLayout::make(config.shape, config.first_byte);
         args.launch.num_warp_groups = config.num_warp_groups;
         args.launch.num_warps_per_group = config.warps_per_block / config.num_warp_groups;
         args.launch.num_sms = config.num_blocks;

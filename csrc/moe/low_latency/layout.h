@@ -54,13 +54,14 @@ struct LowLatencyLayout {
     uint64_t results_bytes;   // of a slot of combine_recv_x
     uint64_t total_bytes;
 
-    static LowLatencyLayout make(const MoeShape& shape) {
+    // first_byte: of the family's part of the heap.
+    static LowLatencyLayout make(const MoeShape& shape, uint64_t first_byte) {
         const uint64_t pairs = shape.num_experts;  // local experts x ranks
         const uint64_t fp8_stride = MessageLayout::of(shape.hidden, true).stride;
         const uint64_t bf16_stride = MessageLayout::of(shape.hidden, false).stride;
         const uint64_t stride = bf16_stride > fp8_stride ? bf16_stride : fp8_stride;
         LowLatencyLayout layout{};
-        uint64_t cursor = sizeof(HeapControl);
+        uint64_t cursor = first_byte;
         const auto take = [&](uint64_t bytes) {
             const uint64_t offset = cursor;
             cursor += whole_lines(bytes);

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _C
-from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group, message_timeout_s
 from tracekern.errors import BadInput
 from tracekern.formatting import count
@@ -22,6 +21,7 @@ from tracekern.moe.deepep import (
     refuse_later,
 )
 from tracekern.moe.experts import Experts
+from tracekern.moe.launch_order import HeapPart
 from tracekern.moe.launches import check_capture
 from tracekern.moe.low_latency.checks import (
     DEFAULT_QPS,
@@ -86,13 +86,15 @@ class Buffer:
         num_sms: int = 0,
         num_max_warp_groups: int = 0,
         executor: str = "fibers",
+        heap: HeapPart | None = None,
     ) -> None:
         """num_rdma_bytes: of a rank's part of the symmetric heap, see get_low_latency_rdma_size_hint(). Collective.
 
         group: torch's or ours; default the ranks of torch.distributed. low_latency_mode to explicitly_destroy: taken
         for DeepEP's sake; there is no network. enable_shrink, comm: not here. timeout_s, on_timeout: see
         Communicator.set_timeout(). backend: "cpu", "cuda" or "auto". num_sms: SMs that kernels fill,
-        num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). Raises BadInput.
+        num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). heap: of num_rdma_bytes in that of
+        another buffer with these limits and backend (tracekern.moe.buffer). Raises BadInput.
         """
         self.group = Group.of(group)
         self.rank, self.group_size = self.group.rank, self.group.num_ranks
@@ -109,9 +111,9 @@ class Buffer:
         }
         self.group.agree("Buffer()", lambda: check_making(given, enable_shrink, comm, executor))
         self.num_rdma_bytes = num_rdma_bytes
-        making = timeout_s, _choose_backend(backend), on_timeout
-        self.comm = Communicator(self.group, num_rdma_bytes, *making, reserved_bytes=num_rdma_bytes)
         self._limits = timeout_s, on_timeout
+        self._heap = heap or HeapPart.of_new(self.group, num_rdma_bytes, _choose_backend(backend), self._limits)
+        self.comm = self._heap.comm
         self._first_stage = self.comm.add_kernels(
             FACTS.stages, FACTS.channels, FAULT_SLOTS, values=FAULT_VALUES, first_epoch=_C.first_epoch
         )
@@ -119,10 +121,8 @@ class Buffer:
         self._executor = {"executor": executor} if self.comm.device.backend == "cpu" else {}
         self._layout: Layout | None = None
         self._known_calls: set[tuple[Any, ...]] = set()
-        self._own_stream = OwnStream(self.comm.device.backend)
-        self._slots = Slots()
-        self._generation = 0
-        self._is_destroyed = False
+        self._own_stream, self._slots = OwnStream(self.comm.device.backend), Slots()
+        self._generation, self._is_destroyed = 0, False
         self.late_us = 0
         """How much later than its host this rank's next dispatches begin, to see how the others wait."""
         self.comm.on_reset(self._forget_calls)
@@ -180,7 +180,7 @@ class Buffer:
             layout = Layout.of(num_max_dispatch_tokens_per_rank, hidden, num_experts, self.group_size)
             check_dispatch(self.comm, layout, self._shape_for(layout), x, topk_idx, use_fp8, casting[1])
             self._check_statistics(cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, layout)
-            self._slots.require_free(self.comm.board.num_calls)
+            self._slots.require_free()
             return layout
 
         with self._one_call("low_latency_dispatch"):
@@ -407,7 +407,7 @@ class Buffer:
 
         def make() -> dict[str, Any]:
             shape, executor = self.launch_shape, self._executor
-            self._kernels = Kernels(self.comm, layout, shape, self._first_stage, self._limits, executor)
+            self._kernels = Kernels(self._heap, layout, shape, self._first_stage, executor)
             return {}
 
         self.comm.agree(f"the set-up of {what}", make, message_timeout_s())  # all ranks have come: none is far behind
@@ -432,7 +432,7 @@ class Buffer:
         round_scale: bool,
         use_ue8m0: bool,
     ) -> Dispatched:
-        number = self.comm.board.num_calls
+        number = self._slots.num_taken
         return Dispatched(
             number=number,
             epoch=self._kernels.native.epoch(number % NUM_SLOTS),
@@ -490,7 +490,7 @@ class Buffer:
     def _start_dispatch(
         self, dispatched: Dispatched, with_hook: bool, capture: Capture | None, limits: Limits
     ) -> Hook | None:
-        board, number = self.comm.board, dispatched.number
+        board, number = self.comm.board, self.comm.board.num_calls
         casting = dispatched.use_fp8, dispatched.round_scale, dispatched.use_ue8m0
         told = f"low_latency_dispatch with {_described(*casting, dispatched.topk)}"
         board.begin_call(number, told)

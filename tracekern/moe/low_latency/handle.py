@@ -96,10 +96,12 @@ class Slots:
         """Kept: a slot whose messages were not copied is not free, even if nothing else refers to its dispatch."""
         self._not_added_up: list[Dispatched | None] = [None] * NUM_SLOTS
         """Dispatches whose combine was sent and whose receive was not launched yet."""
+        self.num_taken = 0
+        """Dispatches so far, the number of the next one."""
 
-    def require_free(self, number: int) -> None:
-        """Raises BadInput if the slot of that call is not free. Another one would not do: peers take the same."""
-        slot = number % NUM_SLOTS
+    def require_free(self) -> None:
+        """Raises BadInput if the slot of the next dispatch is not free. No other would do: peers take the same."""
+        slot = self.num_taken % NUM_SLOTS
         if waiting := self._not_added_up[slot]:
             raise BadInput(
                 f"slot {slot} is still held by dispatch {waiting.number}, whose combine was sent and its receive hook "
@@ -111,13 +113,14 @@ class Slots:
         hook = "" if holder.is_received else " and whose receive hook was not called"
         raise BadInput(
             f"slot {slot} is still held by the handle of dispatch {holder.number}, which was not "
-            f"combined{hook}; dispatches take {NUM_SLOTS} slots in turns, and this is dispatch {number}: combine that "
-            "handle, or drop it on all ranks"
+            f"combined{hook}; dispatches take {NUM_SLOTS} slots in turns, and this is dispatch {self.num_taken}: "
+            "combine that handle, or drop it on all ranks"
         )
 
     def take(self, dispatched: Dispatched) -> None:
         self._holders[dispatched.slot] = weakref.ref(dispatched)
         self._not_received[dispatched.slot] = dispatched
+        self.num_taken += 1
 
     def note_received(self, dispatched: Dispatched) -> None:
         """Notes that the dispatch was received, or its combine if that was sent."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracekern.comm.communicator import Communicator
 from tracekern.errors import BadInput
 from tracekern.moe.deepep import Limits, address
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
-from tracekern.moe.launch_order import LaunchOrder, native_family
+from tracekern.moe.launch_order import HeapPart, native_family
 from tracekern.moe.launches import Launches, describe
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import FACTS, LaunchShape, Layout
@@ -50,23 +49,24 @@ class Kernels:
 
     def __init__(
         self,
-        comm: Communicator,
+        heap: HeapPart,
         layout: Layout,
         shape: LaunchShape,
         first_stage: int,
-        limits: Limits,
         executor: dict[str, str],
     ) -> None:
-        """first_stage: see Communicator.add_kernels(). limits: of launches that have none of their own. executor: an
-        option of the CPU backend. Raises BadInput if this rank cannot run the kernels.
+        """first_stage: see Communicator.add_kernels(). executor: an option of the CPU backend.
+
+        Raises BadInput if this rank cannot run the kernels.
         """
-        self._comm, self._order = comm, LaunchOrder(comm, limits)
-        self._family = native_family(comm, "low_latency")
-        self.native = self._make_native(layout, shape, first_stage, executor)
+        self._comm, self._order = heap.comm, heap.order
+        self._family = native_family(heap.comm, "low_latency")
+        places = {"first_byte": heap.first_byte, "first_stage": first_stage}
+        self.native = self._make_native(layout, shape, {**places, **executor})
         self._layout, self._shape = layout, shape
         self._described: tuple[bool, int] | None = None
         """use_fp8 and top-k of the calls that launches are described as."""
-        self._launches = Launches(comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
+        self._launches = Launches(heap.comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
         self._expert_kernels: ExpertKernels | None = None
 
     def launch(
@@ -134,7 +134,7 @@ class Kernels:
             result_rows=address(rows),
         )
 
-    def _make_native(self, layout: Layout, shape: LaunchShape, first_stage: int, executor: dict[str, str]) -> Any:
+    def _make_native(self, layout: Layout, shape: LaunchShape, options: dict[str, Any]) -> Any:
         try:
             with self._comm.device.active():
                 return self._family.Buffer(
@@ -142,9 +142,8 @@ class Kernels:
                     num_blocks=shape.num_sms,
                     warps_per_block=shape.num_warps,
                     num_warp_groups=shape.num_warp_groups,
-                    first_stage=first_stage,
                     **layout.native(self._comm.group.num_ranks),
-                    **executor,
+                    **options,
                 )
         except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
             raise BadInput(str(error)) from None

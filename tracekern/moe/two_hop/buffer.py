@@ -13,6 +13,7 @@ from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
 from tracekern.moe.deepep import EventHandle, EventOverlap, Limits, OwnStream, check_events, check_start
 from tracekern.moe.gemm.experts import Int4Experts
+from tracekern.moe.launch_order import HeapPart
 from tracekern.moe.launches import check_capture
 from tracekern.moe.two_hop.checks import (
     check_cached_dispatch,
@@ -32,10 +33,12 @@ from tracekern.moe.two_hop.settings import (
     FACTS,
     FAULT_SLOTS,
     FAULT_VALUES,
+    LINE_BYTES,
     NODE_PEERS,
     Config,
     Layout,
     recommended_config,
+    whole_chunks,
 )
 
 if TYPE_CHECKING:
@@ -81,14 +84,16 @@ class Buffer:
         timeout_s: float = 10.0,
         on_timeout: str = "raise",
         executor: str = "fibers",
+        num_bytes_behind: int = 0,
     ) -> None:
         """num_nvl_bytes, num_rdma_bytes: of each rank's part of the symmetric heap, which is one: their sum counts.
 
         See Config.get_nvl_buffer_size_hint() and get_rdma_buffer_size_hint(); a call that needs more says how many.
         group: default the ranks of torch.distributed. num_nodes: into which the ranks are split, in their order; None:
         nodes of 8 ranks. num_max_tokens_per_rank: the most that a rank may bring to a call. num_qps_per_rank: taken for
-        DeepEP's sake. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda". Collective.
-        Raises BadInput.
+        DeepEP's sake. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda".
+        num_bytes_behind: of the heap, behind these, for another buffer (tracekern.moe.buffer). Collective. Raises
+        BadInput.
         """
         self.group = Group.discover() if group is None else group
         require_group(self.group)
@@ -99,25 +104,18 @@ class Buffer:
             "num_nvl_bytes": num_nvl_bytes,
             "num_rdma_bytes": num_rdma_bytes,
             "num_qps_per_rank": num_qps_per_rank,
+            "num_bytes_behind": num_bytes_behind,
         }
         making = sizes, low_latency_mode, executor, num_nodes, num_max_tokens_per_rank
         self.group.agree("Buffer()", lambda: check_making(self.group_size, *making))
         self.nodes = Nodes.of(self.group_size, num_nodes)
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
-        num_bytes = max(num_nvl_bytes + num_rdma_bytes, _C.heap_control_bytes)
-        self.comm = Communicator(self.group, num_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_bytes)
+        num_bytes = whole_chunks(max(num_nvl_bytes + num_rdma_bytes, _C.heap_control_bytes), LINE_BYTES)
         self._num_bytes, self._limits = num_bytes, (timeout_s, on_timeout)
-        self._first_stage = self.comm.add_kernels(
-            FACTS.stages,
-            FACTS.channels,
-            FAULT_SLOTS,
-            values=FAULT_VALUES,
-            first_epoch=_C.first_epoch,
-            roles=FACTS.roles,
-            rings=FACTS.rings,
-            peers=self.nodes.peers,
-        )
+        heap = HeapPart.of_new(self.group, num_bytes + num_bytes_behind, backend, self._limits)
+        self.comm, self._order = heap.comm, heap.order
+        self._first_stage = _name_kernels(self.comm, self.nodes)
         self._executor = {"executor": executor} if backend == "cpu" else {}
         self._layout: Layout | None = None
         self._is_destroyed = False
@@ -433,7 +431,7 @@ class Buffer:
 
         def make() -> dict[str, Any]:
             about = self.nodes, layout, self.num_max_tokens_per_rank
-            self._kernels = Kernels(self.comm, *about, self._first_stage, self._limits, self._executor)
+            self._kernels = Kernels(self.comm, self._order, *about, self._first_stage, self._executor)
             return {}
 
         self.comm.agree("the set-up of dispatch", make, message_timeout_s())  # all have come: none is far behind
@@ -443,3 +441,17 @@ class Buffer:
         """The state before the first call. With all kernels finished."""
         if self._layout is not None:
             self._kernels.reset()
+
+
+def _name_kernels(comm: Communicator, nodes: Nodes) -> int:
+    """Returns the number of the first stage, see Communicator.add_kernels()."""
+    return comm.add_kernels(
+        FACTS.stages,
+        FACTS.channels,
+        FAULT_SLOTS,
+        values=FAULT_VALUES,
+        first_epoch=_C.first_epoch,
+        roles=FACTS.roles,
+        rings=FACTS.rings,
+        peers=nodes.peers,
+    )

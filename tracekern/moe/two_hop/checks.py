@@ -31,7 +31,7 @@ def check_making(
         check_range(name, value, 0, 1 << 62)
     check_flag("low_latency_mode", low_latency_mode)
     if low_latency_mode:
-        raise BadInput("low_latency_mode is True; that is tracekern.moe.low_latency.Buffer")
+        raise BadInput("low_latency_mode is True; that is tracekern.moe.buffer.Buffer")
     check_choice("executor", executor, ("fibers", "threads"))
     check_range("num_nodes", num_nodes, 1, FACTS.max_nodes)
     nodes = Nodes.of(num_ranks, num_nodes)

@@ -93,18 +93,19 @@ class Kernels:
     def __init__(
         self,
         comm: Communicator,
+        order: LaunchOrder,
         nodes: Nodes,
         layout: Layout,
         max_tokens: int,
         first_stage: int,
-        limits: Limits,
         executor: dict[str, str],
     ) -> None:
-        """max_tokens: of a rank. first_stage: see Communicator.add_kernels(). limits: of launches that have none of
-        their own. executor: an option of the CPU backend. Raises BadInput if this rank cannot run the kernels.
+        """max_tokens: of a rank. first_stage: see Communicator.add_kernels(). executor: an option of the CPU backend.
+
+        Raises BadInput if this rank cannot run the kernels.
         """
         self._comm, self._nodes, self._layout, self._max_tokens = comm, nodes, layout, max_tokens
-        self._order = LaunchOrder(comm, limits)
+        self._order = order
         self._family = native_family(comm, "two_hop")
         try:
             with comm.device.active():
