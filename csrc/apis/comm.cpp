@@ -47,6 +47,11 @@ void register_comm(py::module_& module) {
              py::arg("clock_seed") = 0,
              py::arg("clock_t0_ns") = 0)
         .def_property_readonly("trapped", &CpuCommunicator::trapped)
+        .def("set_slow_link",
+             &CpuCommunicator::set_slow_link,
+             py::arg("gb_per_s"),
+             py::arg("ranks_per_node"),
+             py::arg("heap_bytes"))
         // Of a user's own kernels: the SimulatedClock of their launches, as bytes.
         .def_property_readonly("clock",
                                [](const CpuCommunicator& comm) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,18 @@ public:
         args_.timeout_ticks = timeout_ns;
         args_.on_timeout = on_timeout;
     }
+    // For the launches to come: what this rank stores at ranks of other nodes leaves it at gb_per_s; 0: as fast as
+    // memory takes it. Ranks are split into nodes in their order. heap_bytes: of each rank.
+    void set_slow_link(double gb_per_s, uint32_t ranks_per_node, uint64_t heap_bytes) {
+        link_.reset();
+        if (gb_per_s == 0) return;
+        std::vector<uint64_t> heaps;
+        for (uint32_t peer = 0; peer < args_.num_ranks; ++peer) {
+            const bool is_far = peer / ranks_per_node != args_.rank / ranks_per_node;
+            if (is_far) heaps.push_back(reinterpret_cast<uint64_t>(args_.heap[peer]));
+        }
+        link_.emplace(std::move(heaps), heap_bytes, gb_per_s);
+    }
     // Where faults are written from now on, the one there is included: memory that outlives the process. nullptr: here.
     void keep_fault_at(FaultRecord* place) {
         if (!place) place = &fault_;
@@ -59,6 +72,7 @@ public:
     void launch(CpuLaunch launch, const CpuKernel& kernel) const {
         if (trapped_) throw DeviceTrapped();
         launch.clock = &clock_;
+        launch.link = link_ ? &*link_ : nullptr;
         std::exception_ptr interruption;
         if (find_interruption_) {
             launch.while_waiting = [&] {
@@ -106,6 +120,7 @@ private:
     CommArgs args_;
     FaultRecord fault_{};
     SimulatedClock clock_;
+    mutable std::optional<SlowLink> link_;
     mutable bool trapped_ = false;
     uint64_t barrier_epoch_ = kFirstEpoch;
     std::function<std::exception_ptr()> find_interruption_;

@@ -14,6 +14,7 @@
 #include "platform/branching_stores.h"
 #include "platform/number.h"
 #include "platform/simulated_clock.h"
+#include "platform/slow_link.h"
 #include "platform/sparse_multiply.h"
 
 namespace tracekern {
@@ -113,6 +114,7 @@ T load_once(const T* place) {
 }
 template <class T>
 void store_once(T* place, const T& value) {
+    add_outgoing(place, sizeof(T));
     *place = value;
 }
 template <class T>
@@ -276,16 +278,19 @@ public:
     // One lane calls f; all lanes get its result. Orders the other lanes' memory accesses before and after it.
     template <class F>
     auto once(F f) {
+        sync();
         return f();
     }
     // The same without a result.
     template <class F>
     void leader(F f) {
+        sync();
         f();
     }
     // kBatch: on GPUs, vectors of a lane that are loaded side by side.
     template <class T, uint32_t kBatch = 8>
     void copy_vectors(void* dst, const void* src, uint32_t n) {
+        add_outgoing(dst, size_t{n} * sizeof(T));
         std::memcpy(dst, src, size_t{n} * sizeof(T));
     }
     template <class T, class F>
@@ -319,14 +324,24 @@ public:
     T& shared() {
         return *static_cast<T*>(context_.shared);
     }
-    void sync() {}
-    void block_sync() { context_.sync(); }
+    // Lanes are turns of one thread: nothing to order, but what is stored beyond a slow link has to leave first.
+    void sync() {
+        uint32_t spins = 0;
+        drain_outgoing([&] { context_.relax(spins); });
+    }
+    void block_sync() {
+        sync();
+        context_.sync();
+    }
     // The same with a result, the threads that have arrived, for a clock read to depend on.
     uint32_t block_sync_count() {
-        context_.sync();
+        block_sync();
         return num_warps * kLanes;
     }
-    void relax(uint32_t& spins) { context_.relax(spins); }
+    void relax(uint32_t& spins) {
+        sync();
+        context_.relax(spins);
+    }
     void trap() const { context_.trap(); }
 
 private:
@@ -339,6 +354,7 @@ struct WarpGroup {
     WarpGroup(uint32_t id, uint32_t num_warps, Warp& warp, uint32_t* arrivals)
         : id(id), num_warps(num_warps), warp_(warp), count_(arrivals[id - 1]) {}
     void block_sync() const {
+        warp_.sync();
         const uint32_t ticket = count_.fetch_add(1, std::memory_order_acq_rel);
         const uint32_t goal = (ticket / num_warps + 1) * num_warps;
         for (uint32_t spins = 0; count_.load(std::memory_order_acquire) < goal;) warp_.relax(spins);

@@ -41,6 +41,7 @@ struct CpuLaunch {
     size_t shared_bytes = 0;
     CpuExecutor executor = CpuExecutor::fibers;
     const SimulatedClock* clock = &kHostClock;
+    SlowLink* link = nullptr;  // over which warps store to other nodes; nullptr: these are as near as the own one
     // Called by the launching thread every 0.1 s or so while warps wait; must not throw. It can make them give up.
     std::function<void()> while_waiting = nullptr;
 };
@@ -153,6 +154,7 @@ inline void launch_threads(const CpuLaunch& launch, const CpuKernel& kernel) {
             threads.emplace_back([&launch, &kernel, &gate, &left, block, warp, context = blocks.back().get()] {
                 if (!gate.opens()) return;
                 ClockScope clock(launch.clock);
+                LinkScope link(launch.link);
                 Warp self(*context, block, launch.num_blocks, warp, launch.warps_per_block);
                 kernel(self);
                 --left;
@@ -174,6 +176,7 @@ inline void launch_threads(const CpuLaunch& launch, const CpuKernel& kernel) {
 
 inline void launch_fibers(const CpuLaunch& launch, const CpuKernel& kernel) {
     ClockScope clock(launch.clock);
+    LinkScope link(launch.link);
     FiberScheduler scheduler;
     std::vector<std::unique_ptr<FiberBlock>> blocks;
     for (uint32_t block = 0; block < launch.num_blocks; ++block) {
