@@ -92,6 +92,13 @@ _SweepBlocks = Annotated[
         help="Time calls with other numbers of blocks, kernel by kernel, and print a table; makes no capture.",
     ),
 ]
+_SlowLink = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GBPS",
+        help="On the CPU: GB/s at which rows leave each rank for ranks of other nodes; see --nodes.",
+    ),
+]
 _TorchProfiler = Annotated[
     bool, typer.Option("--torch-profiler", help="Add torch.profiler's lanes: threads and, on GPUs, streams.")
 ]
@@ -171,7 +178,7 @@ def moe(
     warps: Annotated[int, typer.Option(help="Warps of a block; 0: 4 on the CPU, 16 on a GPU.")] = 0,
     option: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Options of some variants.")] = None,
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
-    nodes: Annotated[int, typer.Option(help="Nodes that two_hop splits the ranks into; 0: two, or more.")] = 0,
+    nodes: Annotated[int, typer.Option(help="Nodes of two_hop, and of --slow-link; 0: two, or more.")] = 0,
     channels: Annotated[int, typer.Option(help="Channels of two_hop; 0: 2 on the CPU, on a GPU up to 10.")] = 0,
     nvl_send: Annotated[int, typer.Option(help="Tokens of a chunk of two_hop within a node.")] = 0,
     nvl_recv: Annotated[int, typer.Option(help="Slots of its rings there.")] = 0,
@@ -179,6 +186,7 @@ def moe(
     rdma_recv: Annotated[int, typer.Option(help="Slots of its rings there: whole chunks, at least 6 more.")] = 0,
     late_rank: Annotated[int, typer.Option(help="A rank whose calls begin late; -1: none.")] = -1,
     late_us: Annotated[int, typer.Option(help="How much later they begin.")] = 300,
+    slow_link: _SlowLink = None,
     torch_profiler: _TorchProfiler = False,
     host_driven: _HostDriven = None,
     backend: Annotated[str, typer.Option(help="cpu, cuda, or auto: on GPUs if the ranks have room there.")] = "auto",
@@ -213,9 +221,11 @@ def _plans_of(context: typer.Context) -> list[MoeRun]:
 
 def _options_with_flags(params: dict[str, Any]) -> dict[str, str]:
     """Returns the options of families that have a flag of their own, as they were typed; "" for none."""
-    from tracekern.moe.families import all_options
+    from tracekern.moe.families import all_options, takes_option
 
     given = {option.name: params[option.name] for option in all_options() if option.name in params}
+    if params["slow_link"] is not None and params["variant"] != "all" and not takes_option(params["variant"], "nodes"):
+        given.pop("nodes")  # they are those of the link
     return {name: str(value or "") for name, value in given.items()}
 
 
@@ -226,6 +236,8 @@ def _fields_of_run(params: dict[str, Any]) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(MoeRun)} & params.keys()
     given = {name: params[name] for name in names}
     given["records_per_track"] = options.parse_records(params["records_per_track"])
+    if params["slow_link"] is not None:
+        given["link_nodes"] = params["nodes"]
     given["detail"] = options.parse_detail(params["detail"])
     given["blocks"], given["stage_blocks"] = options.parse_blocks(params["blocks"])
     given["trace"] = params["trace"] and not params["sweep_blocks"]
@@ -425,7 +437,7 @@ def _print(result: _Result) -> None:
     out.print(
         f"{plan.variant}: {count(plan.iterations, 'call')} on {count(plan.ranks, 'rank')}, each with up to "
         f"{plan.tokens} tokens a rank of {plan.hidden} {plan.dtype}, top-{plan.topk} of {plan.experts} experts, "
-        + ", ".join([f"{plan.routing} routing", *_int4_experts(plan), *_chosen_options(report)]),
+        + ", ".join([f"{plan.routing} routing", *_int4_experts(plan), *_chosen_options(report), *_slow_link(plan)]),
         soft_wrap=True,
     )
     title = result.summary.title if result.summary else ""
@@ -486,6 +498,15 @@ def _quantile(values: Sequence[float], part: float) -> float:
 
 def _int4_experts(plan: MoeRun) -> list[str]:
     return [f"int4 experts of intermediate size {plan.intermediate}"] if plan.has_int4_experts else []
+
+
+def _slow_link(plan: MoeRun) -> list[str]:
+    from tracekern.moe.families import takes_option
+
+    if plan.slow_link is None:
+        return []
+    nodes = [] if takes_option(plan.variant, "nodes") else [f"on {plan.num_link_nodes} nodes"]
+    return [*nodes, f"{plan.slow_link:g} GB/s from each rank to other nodes"]
 
 
 def _chosen_options(report: RunReport) -> list[str]:

@@ -18,12 +18,14 @@ from tracekern.comm.symmetric_memory import MappedHeap, SymmetricAllocator, Symm
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.dump.format import ALIGN, RANK_BARRIER
 from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost
-from tracekern.formatting import shown
+from tracekern.formatting import count, shown
 
 if TYPE_CHECKING:
     import torch
 
 
+LINK_GB_PER_S = (0.001, 1000.0)
+"""Least and highest rate of a slow link."""
 _NO_EVENTS = '{"name":"Align","events":[]}'
 
 
@@ -205,6 +207,27 @@ class Communicator:
         check_timeout(timeout_s, on_timeout)
         self._timeout_s = timeout_s
         self.native.set_timeout(int(timeout_s * 1e9), on_timeout)
+
+    def set_slow_link(self, gb_per_s: float, num_nodes: int) -> None:
+        """Sets how fast rows leave this rank for ranks of other nodes, in kernels that are launched from now on.
+
+        On the CPU backend only. Ranks are split into nodes in their order.
+
+        Args:
+            gb_per_s: Rate of this rank's link in 10^9 bytes per second; 0: none, rows go as fast as memory takes them.
+            num_nodes: A divisor of the number of ranks.
+
+        Raises:
+            BadInput: A value cannot be used, or the ranks are on GPUs.
+        """
+        if self.device.backend != "cpu":
+            raise BadInput("set_slow_link: the ranks are on GPUs; only the CPU backend has such a link")
+        num_ranks = self.group.num_ranks
+        if num_nodes < 1 or num_ranks % num_nodes:
+            raise BadInput(f"num_nodes is {num_nodes}; wanted a divisor of {count(num_ranks, 'rank')}")
+        if gb_per_s != 0:
+            check_link_rate("gb_per_s", gb_per_s)
+        self.native.set_slow_link(gb_per_s, num_ranks // num_nodes, self._heap.num_bytes)
 
     def barrier(self, capture: LaunchRecorder | None = None) -> None:
         """Waits until all ranks have arrived. A kernel of one warp, recorded where `capture` is given."""
@@ -420,6 +443,13 @@ def check_timeout(timeout_s: float, on_timeout: str) -> None:
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not 0 < timeout_s < 1e6:
         raise BadInput(f"timeout_s is {shown(timeout_s)}; wanted more than 0 and less than 1e6 seconds")
     check_choice("on_timeout", on_timeout, ("raise", "trap"))
+
+
+def check_link_rate(name: str, gb_per_s: float) -> None:
+    """Raises BadInput for a rate that no slow link has: rows wait for it, and each wait is to end."""
+    low, high = LINK_GB_PER_S
+    if not low <= gb_per_s <= high:  # as for nan
+        raise BadInput(f"{name} is {gb_per_s:g}; wanted {low:g} to {high:g} GB/s")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, str]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tracekern.comm.communicator import check_link_rate
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
+from tracekern.formatting import count
 from tracekern.moe.experts import MAX_DETAIL, Experts
 from tracekern.moe.families import EXPERT_KINDS, FAMILY_OF, VARIANTS, all_options, takes_option
 from tracekern.moe.family import blocks_by_stage
@@ -65,6 +67,10 @@ class MoeRun:
     late_rank: int = -1
     """A rank whose calls begin `late_us` later than its host starts them, to see how the others wait; -1: none."""
     late_us: int = 300
+    slow_link: float | None = None
+    """Rate in GB/s at which rows leave each rank for ranks of other nodes, on the CPU backend; None: that of memory."""
+    link_nodes: int = 0
+    """Nodes that the slow link is between, for variants that know of none; 0: two."""
     torch_profiler: bool = False
     host_driven: bool | None = None
     """Whether the host starts each call after the one before has ended. Else all calls are back to back on the device,
@@ -114,6 +120,7 @@ class MoeRun:
             why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
         ):
             raise UnsuitableShape(why)
+        self._check_slow_link()
         self._check_stage_blocks()
         if self.detail not in (0, "all") and not self.has_int4_experts:
             raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
@@ -127,6 +134,20 @@ class MoeRun:
         if records != "auto" and (not isinstance(records, int) or not 1 <= records <= 1 << 24):
             raise BadInput(f"records-per-track is {records}; wanted auto or 1 to {1 << 24}")
         _ = self.shape
+
+    def _check_slow_link(self) -> None:
+        if self.slow_link is None:
+            return
+        check_link_rate("slow-link", self.slow_link)
+        if self.backend == "cuda":
+            raise BadInput(f"slow-link is {self.slow_link:g} and backend cuda; only the CPU backend has such a link")
+        if self.variant not in FAMILY_OF:
+            raise UnsuitableShape(f"slow-link is {self.slow_link:g}; variant {self.variant} has no kernels that use it")
+        nodes = self.num_link_nodes
+        if self.ranks < 2 or (nodes and (nodes < 2 or self.ranks % nodes)):
+            raise BadInput(
+                f"nodes is {nodes}; for a slow link wanted 2 or more that divide {count(self.ranks, 'rank')}"
+            )
 
     def _check_stage_blocks(self) -> None:
         if self.sweep_blocks and self.trace:
@@ -149,6 +170,18 @@ class MoeRun:
     @property
     def shape(self) -> MoeShape:
         return MoeShape(self.ranks, self.tokens, self.experts, self.topk, self.hidden, self.dtype)
+
+    @property
+    def is_for_cpu(self) -> bool:
+        """Whether the run is on the CPU backend, whatever GPUs there are."""
+        return self.backend == "cpu" or self.variant not in FAMILY_OF or self.slow_link is not None
+
+    @property
+    def num_link_nodes(self) -> int:
+        """Nodes that a slow link is between; 0: as many as the variant chooses, whose option they are."""
+        if takes_option(self.variant, "nodes"):
+            return self.family_options.get("nodes", 0)
+        return self.link_nodes or 2
 
     @property
     def has_int4_experts(self) -> bool:
@@ -175,6 +208,8 @@ class MoeRun:
             settings |= {"expert": self.expert, "intermediate": self.intermediate}
         if self.late_rank >= 0:
             settings |= {"late_rank": self.late_rank, "late_us": self.late_us}
+        if self.slow_link is not None:
+            settings |= {"slow_link": self.slow_link, "nodes": self.num_link_nodes}
         options = FAMILY_OF[self.variant].options_of(self.variant) if self.variant in FAMILY_OF else []
         chosen = {option.name: option.setting(self.family_options.get(option.name, 0)) for option in options}
         return settings | {name: value for name, value in chosen.items() if value}

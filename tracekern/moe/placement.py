@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracekern.comm.resident import MAX_RESIDENTS
-from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.options import MoeRun
 
 
@@ -27,7 +26,7 @@ class Placement:
 
 def place(options: MoeRun) -> Placement:
     """Returns where ranks go, as far as that is known before they start: whether they have room only they find out."""
-    if options.backend == "cpu" or options.variant not in FAMILY_OF or not 0 < _count_gpus() < options.ranks:
+    if options.is_for_cpu or not 0 < _count_gpus() < options.ranks:
         return Placement(False)
     why_not = ""
     if options.ranks > MAX_RESIDENTS:

@@ -176,9 +176,8 @@ def _choose_backend(options: MoeRun) -> str:
     """Returns "cpu" or "cuda". With fewer GPUs than ranks, ranks share GPUs. Raises BadInput if there is no GPU."""
     missing = why_no_gpu()
     num_gpus = 0 if missing else torch.cuda.device_count()
-    on_cpu = options.variant not in FAMILY_OF or options.backend == "cpu"
     has_room = num_gpus >= options.ranks or this_resident() is not None
-    if on_cpu or (options.backend == "auto" and not has_room):
+    if options.is_for_cpu or (options.backend == "auto" and not has_room):
         return "cpu"
     if num_gpus == 0:
         raise BadInput(f"{missing}; take the backend cpu")
@@ -207,6 +206,9 @@ def _prepare(options: MoeRun, group: Group, backend: str, is_host_driven: bool =
             **options.family_options,
             **({} if is_host_driven else family.queue_options),
         )
+        if options.slow_link is not None:
+            nodes = pipeline.options.get("nodes") or options.num_link_nodes
+            pipeline.comm.set_slow_link(options.slow_link, nodes)
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
 
         def start(
