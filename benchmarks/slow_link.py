@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, write_results
@@ -23,6 +24,8 @@ from tracekern.moe.options import MoeRun
 from tracekern.moe.run import run
 from tracekern.timeline.model import EventClass, Timeline, field_values
 from tracekern.timeline.span_facts import bytes_of_spans
+
+Int64 = npt.NDArray[np.int64]
 
 HIDDEN = 7168
 VARIANTS = ("two_hop", "reduce", "dedup", "token", "low_latency")
@@ -79,18 +82,26 @@ def measure(variant: str, options: argparse.Namespace) -> dict[str, float | str]
 
 def bytes_between_nodes(timeline: Timeline, peers: int, kernel: str) -> int:
     """Bytes that kernels of such a name write to ranks of other nodes."""
-    spans, num_bytes, total = timeline.spans, bytes_of_spans(timeline), 0
+    stores, num_bytes = stores_between_nodes(timeline, peers)
+    is_wanted = np.array([*(launch.name.startswith(kernel) for launch in timeline.launches), False])
+    return int(num_bytes[is_wanted[timeline.spans.launch[stores]]].sum())
+
+
+def stores_between_nodes(timeline: Timeline, peers: int) -> tuple[Int64, Int64]:
+    """Spans of kernels that write to ranks of other nodes, and their bytes. peers: ranks of a node."""
+    spans, num_bytes = timeline.spans, bytes_of_spans(timeline)
     node = timeline.track_ranks()[spans.track] // peers
-    names = np.array([*(launch.name.startswith(kernel) for launch in timeline.launches), False])
+    found = []
     for idx, event in enumerate(timeline.events):
         if event.event_class is not EventClass.WORK or event.name not in STORES:
             continue
-        rows = np.flatnonzero((spans.event == idx) & (num_bytes > 0) & names[spans.launch])
+        rows = np.flatnonzero((spans.event == idx) & (num_bytes > 0) & (spans.launch >= 0))
         to_rank, to_node = (field_values(event, field, spans, rows) for field in ("peer", "node"))
         target = to_node if to_rank is None else to_rank // peers
         if target is not None:
-            total += int(num_bytes[rows][target != node[rows]].sum())
-    return total
+            found.append(rows[target != node[rows]])
+    stores = np.concatenate(found)
+    return stores, num_bytes[stores]
 
 
 if __name__ == "__main__":
