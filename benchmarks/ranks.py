@@ -1,6 +1,6 @@
-"""Ranks on GPUs for benchmarks: a function that each runs, with the options of main(), and the rows that it prints.
+"""Ranks for benchmarks: a function that each runs, with the options of main(), and the rows that it prints.
 
-One rank a GPU, or all of them resident on one where `options.resident`.
+One rank a GPU, or all of them resident on one where `options.resident`; on the CPU where there is no GPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_ranks(function: str, options: argparse.Namespace) -> list[list[Row]]:
 
 @contextlib.contextmanager
 def this_rank() -> Iterator[tuple[argparse.Namespace, Any]]:
-    """The options of main() and the Group of a rank, on its GPU."""
+    """The options of main() and the Group of a rank, on its GPU if there is one."""
     import torch
     import torch.distributed as dist
 
@@ -60,7 +60,8 @@ def this_rank() -> Iterator[tuple[argparse.Namespace, Any]]:
     options = argparse.Namespace(**json.loads(os.environ[OPTIONS]))
     if options.ranks > 1 and not options.resident:
         dist.init_process_group("gloo")
-    torch.cuda.set_device(0 if options.resident else int(os.environ["LOCAL_RANK"]))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(0 if options.resident else int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     group = Group.discover()
     yield options, group
     group.barrier()
