@@ -50,6 +50,8 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--slow-link", type=float, nargs="+", default=[], metavar="GBPS", help="rates of the link")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds is {options.rounds}; wanted 2 or more, for quartiles")
     rows = [measure(variant, options) for variant in VARIANTS]
     shape = f"{options.ranks} ranks on {options.nodes} nodes, top-{options.topk} of {options.experts} experts"
     table = Table(f"across nodes, for each token: {shape}", ["variant", "dispatch", "combine", "rows", "of two_hop"])

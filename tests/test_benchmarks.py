@@ -118,6 +118,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("flows", "--ranks 2 --backend cpu --iterations 2 --tokens 6 --hidden 64"),
         ("launch", "--ranks 1 2 --launches 80"),
         ("merge", "--sizes 0.02 --rounds 1"),
+        ("slow_link", "--ranks 4 --tokens 4 --hidden 128 --experts 8 --topk 2 --slow-link 0.01 --rounds 2"),
         ("pipeline", "--ranks 2 --tokens 6 --hidden 64 --experts 8 --topk 2 --rounds 1"),
     ],
 )
