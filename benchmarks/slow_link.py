@@ -32,15 +32,15 @@ from slow_link_rank import TIMED
 import tracekern
 from tracekern.moe.options import MoeRun
 from tracekern.moe.run import run
-from tracekern.timeline.model import EventClass, Timeline, field_values
+from tracekern.timeline.model import Timeline, field_values
 from tracekern.timeline.span_facts import bytes_of_spans
 
 Int64 = npt.NDArray[np.int64]
 
 LEGS = ("dispatch", "combine")
 VARIANTS = ("two_hop", "reduce", "dedup", "token", "low_latency")
-STORES = ("issue_put", "copy_token", "copy_row", "send_partial", "send_result", "send_message")
-"""Events that write to other ranks."""
+STORES = ("signal_tail", "copy_token", "copy_row", "send_partial", "send_result", "send_message")
+"""Events that write to other ranks, or tell of what was written."""
 
 
 def main() -> int:
@@ -104,12 +104,12 @@ def bytes_between_nodes(timeline: Timeline, peers: int, kernel: str) -> int:
 
 
 def stores_between_nodes(timeline: Timeline, peers: int) -> tuple[Int64, Int64]:
-    """Spans of kernels that write to ranks of other nodes, and their bytes. peers: ranks of a node."""
+    """Spans of STORES to ranks of other nodes, and their bytes. peers: ranks of a node."""
     spans, num_bytes = timeline.spans, bytes_of_spans(timeline)
     node = timeline.track_ranks()[spans.track] // peers
     found = []
     for idx, event in enumerate(timeline.events):
-        if event.event_class is not EventClass.WORK or event.name not in STORES:
+        if event.name not in STORES:
             continue
         rows = np.flatnonzero((spans.event == idx) & (num_bytes > 0) & (spans.launch >= 0))
         to_rank, to_node = (field_values(event, field, spans, rows) for field in ("peer", "node"))

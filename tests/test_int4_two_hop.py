@@ -89,7 +89,7 @@ def test_its_kernels_are_on_record_between_dispatch_and_combine(pools, tmp_path:
     pools(4).call(two_calls, 2, is_queued, str(tmp_path))
     timeline = tracekern.load(tmp_path)
     assert not timeline.problems
-    kernels = ["notify_dispatch", "dispatch", *STAGES, "cached_notify", "combine"]
+    kernels = ["notify_dispatch", "dispatch", *STAGES, "combine"]
     for rank in range(4):
         assert [launch.name for launch in timeline.launches if launch.rank == rank] == kernels
     chosen = torch.cat([draw(rank).topk_idx for rank in range(4)])

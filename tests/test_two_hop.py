@@ -239,7 +239,7 @@ def test_bad_input_is_told_before_a_launch(change, told):
     ("how", "told"),
     [
         ({"num_nodes": 2}, "1 ranks on 2 nodes; wanted as many on each"),
-        ({"num_nodes": 0}, "num_nodes is 0; wanted 1 to 32"),
+        ({"num_nodes": 0}, "num_nodes is 0; wanted 1 to 16"),
         ({"low_latency_mode": True}, "low_latency_mode is True; that is tracekern.moe.buffer.Buffer"),
         ({"num_nvl_bytes": -1}, "num_nvl_bytes is -1; wanted 0"),
         ({"num_max_tokens_per_rank": 1 << 20}, "num_max_tokens_per_rank is 1048576; wanted 1 to 1048575"),
@@ -378,9 +378,9 @@ def recorded(pools, tmp_path_factory) -> tracekern.Timeline:
 
 def test_a_capture_has_every_step_and_what_the_second_thread_did(recorded):
     assert not recorded.problems
-    kernels = ["cached_notify", "combine", "dispatch", "notify_dispatch"]
+    kernels = ["combine", "dispatch", "notify_dispatch"]
     assert sorted({launch.name for launch in recorded.launches}) == kernels
-    steps = {"wait_ring_space", "copy_to_ring", "issue_put", "forward_token", "receive_token", "return_credit"}
+    steps = {"wait_ring_space", "copy_to_ring", "forward_token", "receive_token", "return_credit"}
     steps |= {"send_row", "signal_return_tail", "sum_in_node", "return_row_credit", "reduce_token", "wait_reduced"}
     assert steps | {"notify", "wait_sequential_lock", "wait_tail"} <= {
         recorded.events[number].name for number in np.unique(recorded.spans.event)

@@ -16,8 +16,8 @@ late="--late-rank 3 --late-us 300 --backend cuda"
 balanced_run="run moe --variant balanced --ranks 8 --tokens 32 --hidden 7168 --experts 64 --topk 4 --even --routing uniform \
 --seed 7 --blocks 8 --warps 8 --iterations 4 $late"
 low_latency_run="run moe --variant low_latency --ranks 8 --tokens 8 --hidden 2048 --experts 32 --topk 6 --iterations 3 $late"
-two_hop_run="run moe --variant two_hop --nodes 2 --ranks 8 --tokens 64 --hidden 7168 --experts 64 --topk 8 --even \
---routing uniform --channels 2 --nvl-send 2 --nvl-recv 8 --rdma-send 2 --rdma-recv 8 --iterations 4 --late-rank 5 \
+two_hop_run="run moe --variant two_hop --nodes 2 --ranks 8 --tokens 32 --hidden 7168 --experts 64 --topk 8 --even \
+--routing uniform --channels 2 --nvl-send 2 --nvl-recv 8 --rdma-send 2 --rdma-recv 8 --iterations 3 --late-rank 5 \
 --late-us 300 --backend cuda"
 export CUDA_VISIBLE_DEVICES=0
 
@@ -39,6 +39,6 @@ END
 begins_late="rank 3 begins each call 300 us later than the others"
 resident() { record resident "$balanced_run" "$begins_late"; }
 low_latency() { record low_latency "$low_latency_run" "$begins_late"; }
-two_hop() { record two_hop "$two_hop_run" "rank 5 begins each dispatch 300 us late, so its forwarders do"; }
+two_hop() { record two_hop "$two_hop_run" "rank 5 begins each dispatch 300 us late"; }
 
 for which in ${*:-resident low_latency two_hop}; do $which; done

@@ -2,7 +2,7 @@
 // bit.
 //
 //   two_hop_stress run EXECUTOR NODES PEERS CHANNELS TOKENS HIDDEN LOCAL_EXPERTS TOPK RDMA_SEND RDMA_RECV NVL_SEND
-//                      NVL_RECV FP8 CALLS SEED [OPTION=VALUE...]
+//                      NVL_RECV FP8 PEER_WARPS CALLS SEED [OPTION=VALUE...]
 //   two_hop_stress shapes EXECUTOR SHAPES CALLS SEED [OPTION=VALUE...]      as many shapes, drawn from the seed
 //
 //   transport=mapped|far   far: nodes reach each other over a transport that delays and shuffles what is put
@@ -61,8 +61,6 @@ public:
               options.stress, options.config.blocks_of(TwoHopStage::notify_dispatch), options.config.warps_per_block),
           dispatch_trace_(
               options.stress, options.config.blocks_of(TwoHopStage::dispatch), options.config.warps_per_block),
-          cached_trace_(
-              options.stress, options.config.blocks_of(TwoHopStage::cached_notify), options.config.warps_per_block),
           combine_trace_(
               options.stress, options.config.blocks_of(TwoHopStage::combine), options.config.warps_per_block),
           combined_(options.config) {}
@@ -122,9 +120,6 @@ private:
     // Sends the same tokens once more, with the handle. Returns the exit code; 0: right.
     int repeat(const TwoHopCall& call, uint32_t i) {
         memset(call.recv_x, 0xff, uint64_t{call.recv_capacity} * options_.config.row().hidden_bytes);
-        if (buffer_.has_cached_notify()) {
-            buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
-        }
         buffer_.cached_dispatch(call, {dispatch_trace_.region.begin_launch()}, /*stream=*/0);
         if (!dispatch_trace_.region.is_whole()) end_at_once(4);
         if (comm_.failed()) return fault();
@@ -137,10 +132,6 @@ private:
         const bool weighs = options_.random(i, 4 * kMaxRanks)() % 2;
         const CombineNumbers numbers{options_.seed, i};
         combined_.put(call, numbers, inputs_[i], rank(), weighs);
-        if (buffer_.has_cached_notify()) {
-            buffer_.cached_notify(call, {cached_trace_.region.begin_launch()}, /*stream=*/0);
-        }
-        if (!cached_trace_.region.is_whole()) end_at_once(4);
         if (rank() == options_.leaves_combine && i + 1 == options_.num_calls) return 0;
         buffer_.combine(call, {combine_trace_.region.begin_launch()}, /*stream=*/0);
         if (!combine_trace_.region.is_whole()) end_at_once(4);
@@ -202,7 +193,7 @@ private:
     const std::vector<TwoHopInputs>& inputs_;
     TwoHopBuffer<PipelineBackendCpu, Family> buffer_;
     TwoHopOutputs came_, due_;
-    KernelTrace notify_trace_, dispatch_trace_, cached_trace_, combine_trace_;
+    KernelTrace notify_trace_, dispatch_trace_, combine_trace_;
     Combined combined_;
 };
 

@@ -42,7 +42,7 @@ struct TwoHopStress {
     bool repeats(uint32_t call) const { return combine != Combine::never && random(call, 3 * kMaxRanks)() % 3 == 0; }
     // Whether the dispatch of a call is followed by a combine, the same on all ranks.
     bool combines(uint32_t call) const {
-        if (!config.can_combine() || combine == Combine::never) return false;
+        if (combine == Combine::never) return false;
         return combine == Combine::always || random(call, 2 * kMaxRanks)() % 2;
     }
 };
@@ -52,8 +52,9 @@ struct TwoHopNumbers {
     uint32_t nodes, peers, channels, tokens, hidden, local_experts, topk;
     uint32_t rdma_send, rdma_recv, nvl_send, nvl_recv;
     uint32_t fp8;
+    uint32_t peer_warps;
 
-    static constexpr int kCount = 12;
+    static constexpr int kCount = 13;
     static TwoHopNumbers parse(char** given) {
         uint32_t numbers[kCount];
         for (int i = 0; i < kCount; ++i) numbers[i] = StressOptions::number(given[i]);
@@ -79,6 +80,7 @@ struct TwoHopNumbers {
         config.rdma_send = rdma_send;
         config.rdma_recv = rdma_recv;
         config.fp8 = fp8;
+        config.peer_warps = peer_warps;
         config.check(/*least_slots=*/1);
         config.set_grid();
         return config;
@@ -106,6 +108,7 @@ struct TwoHopNumbers {
         drawn.nvl_send = up_to(5);
         const uint32_t room = random() % 4 == 0 ? drawn.tokens * drawn.nodes : random() % 2 ? random() % 6 : 0;
         drawn.nvl_recv = drawn.nvl_send + room;
+        drawn.peer_warps = random() % 2 ? 1 : up_to(8 / drawn.peers);
         return drawn;
     }
 };

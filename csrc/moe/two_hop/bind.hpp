@@ -17,17 +17,26 @@ namespace tracekern {
 inline void bind_two_hop_facts(pybind11::module_& family) {
     namespace py = pybind11;
     family.attr("num_senders") = kNumSenders;
+    family.attr("max_warps") = kMaxTeamWarps;
     family.attr("max_nodes") = kMaxTwoHopNodes;
     family.attr("max_channels") = kMaxTwoHopChannels;
     family.attr("max_tokens") = kMaxTwoHopTokens;
     family.attr("rings") = names_list(kTwoHopRingNames);
     family.def("least_rdma_slots", &RingSizes::least_rdma_slots);
-    family.def("warps", &two_hop_warps);
-    family.def("return_slots", [](uint32_t nvl_slots, uint32_t num_nodes) {
-        return RingSizes{0, 0, nvl_slots, 0}.return_slots(num_nodes);
+    // Warps of a block of dispatch or combine.
+    family.def("warps", [](uint32_t num_nodes, uint32_t peers, uint32_t peer_warps) {
+        TwoHopConfig config;
+        config.shape.num_ranks = num_nodes * peers;
+        config.num_nodes = num_nodes;
+        config.peer_warps = peer_warps;
+        config.set_grid();
+        return config.warps_per_block;
     });
-    family.def("row_bytes", [](uint32_t hidden_bytes, uint32_t num_scales, uint32_t topk) {
-        return RowLayout::of(hidden_bytes, num_scales, topk).bytes;
+    family.def("part_slots", [](uint32_t nvl_slots, uint32_t num_nodes) {
+        return RingSizes::of(0, 0, nvl_slots, 1, num_nodes).part_slots;
+    });
+    family.def("row_bytes", [](uint32_t hidden_bytes, uint32_t num_places, uint32_t num_scales, uint32_t topk) {
+        return RowLayout::of(hidden_bytes, num_places, num_scales, topk).bytes;
     });
     // (send, receive) of a channel's part for a node.
     family.def("sym_buffer",
@@ -124,14 +133,8 @@ void bind_two_hop_buffer(pybind11::module_& family) {
         .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Buffer::reset)
         .def_property_readonly("epoch", &Buffer::epoch)
-        .def_property_readonly("has_cached_notify", &Buffer::has_cached_notify)
         .def("notify", launching(&Buffer::notify), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
         .def("dispatch", launching(&Buffer::dispatch), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)
-        .def("cached_notify",
-             launching(&Buffer::cached_notify),
-             py::arg("call"),
-             py::arg("descriptor"),
-             py::arg("stream") = 0)
         .def("cached_dispatch",
              launching(&Buffer::cached_dispatch),
              py::arg("call"),

@@ -66,33 +66,23 @@ public:
     // Launches dispatch of the call, with what depends on its counts.
     void dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
-        call_.tells_peers = false;
+        call_.tells_others = false;
         launch_either<TwoHopOneNodeDispatch, TwoHopDispatch>(config_.row(), trace, stream);
         epoch_ = next_epoch(epoch_);
-    }
-
-    // Whether cached_notify comes before the kernel of a call that needs no counts; else that kernel does the same.
-    bool has_cached_notify() const { return config_.num_nodes > 1; }
-
-    // Launches cached_notify, behind which the kernel of a call that needs no counts may write to others.
-    void cached_notify(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
-        call_ = call;
-        launch<TwoHopCachedNotify>(config_.row(), trace, stream);
     }
 
     // Launches dispatch with what an earlier one and its notify wrote: no experts, no weights.
     void cached_dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
-        call_.tells_peers = true;
+        call_.tells_others = true;
         launch_either<TwoHopOneNodeDispatch, TwoHopDispatch>(config_.cached_row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
     // Launches combine, with what a dispatch wrote.
     void combine(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
-        if (!config_.can_combine()) throw std::invalid_argument("nodes: combine has a warp of a block for each");
         call_ = call;
-        call_.tells_peers = true;
+        call_.tells_others = true;
         launch_either<TwoHopOneNodeCombine, TwoHopCombine>(config_.combine_row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }

@@ -4,6 +4,7 @@
 
 #include "comm/counter.h"
 #include "comm/put.h"
+#include "moe/rows.h"
 #include "moe/two_hop/layout.h"
 
 namespace tracekern {
@@ -12,6 +13,19 @@ namespace tracekern {
 template <class Rec, class Comm>
 TK_DEVICE TaskRange own_tokens(const TwoHopContext<Rec, Comm>& context) {
     return TaskRange::of(context.args.call.num_tokens, context.args.num_channels, context.channel());
+}
+
+// One load, as many stores as there are targets.
+TK_DEVICE void copy_to_targets(
+    Warp& warp, char* const* targets, uint32_t num_targets, const char* row, uint32_t bytes) {
+    constexpr uint32_t kColumns = 5;  // UNROLLED_WARP_COPY(5)
+    const auto* values = reinterpret_cast<const Vector16*>(row);
+    for_columns<kColumns>(warp, bytes / sizeof(Vector16), [&](const Columns<kColumns>& columns) {
+        Vector16 units[kColumns];
+        columns.load(units, values);
+        TK_NO_UNROLL
+        for (uint32_t i = 0; i < num_targets; ++i) columns.store(reinterpret_cast<Vector16*>(targets[i]), units);
+    });
 }
 
 // Whether some rank gave up. Behind a notify that did, peers may still read what this kernel would write over, and

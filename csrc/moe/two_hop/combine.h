@@ -10,97 +10,13 @@
 
 namespace tracekern {
 
-struct ReturnSenderWarps {
-    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) {
-        return !is_forwarder_block(warp) && warp.warp < peers_of_block(warp);
-    }
+// Shared memory of a block that sends. The token reducers, which find theirs at its beginning, are the warps that send
+// in dispatch, with their coordinator: so a block has as many warps as there.
+struct CombineShared {
+    TokenReducerShared reducers;
+    NodeTurnFlags returned;
 };
-struct TokenReducerWarps {
-    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) {
-        return !is_forwarder_block(warp) && warp.warp >= peers_of_block(warp) && warp.warp + 1 < warp.num_warps;
-    }
-};
-struct ReceiverCoordinatorWarp {
-    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) {
-        return !is_forwarder_block(warp) && warp.warp + 1 == warp.num_warps;
-    }
-};
-struct NodeReducerWarps {
-    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return is_forwarder_block(warp); }
-};
-
-struct SendBack {
-    template <class Rec, class Comm>
-    TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        const Warp& warp = context.warp;
-        const uint32_t peer = (warp.warp + context.channel()) % peers_of_block(warp);
-        return ReturnSender<Rec, Comm>(context, peer).run();
-    }
-};
-struct ReduceTokens {
-    template <class Rec, class Comm>
-    TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        const Warp& warp = context.warp;
-        return TokenReducer<Rec, Comm>(context, warp.warp - peers_of_block(warp)).run();
-    }
-};
-struct ReturnSlots {
-    template <class Rec, class Comm>
-    TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        return ReceiverCoordinator<Rec, Comm>(context).run();
-    }
-};
-struct SumInNode {
-    template <class Rec, class Comm>
-    TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        const Teams teams = Teams::of(context.warp, context.args.nodes.num_nodes);
-        const bool has_node = teams.team_of(context.warp.warp) < context.args.nodes.num_nodes;
-        return !has_node || NodeReducer<Rec, Comm, false>(context, teams).run();
-    }
-};
-
-static_assert(kNumReceivers == kNumSenders);  // a block has as many warps as in dispatch
-using CombineRoles = RoleTable<EveryBlock,
-                               Role<TwoHopRole::nvl_sender, ReturnSenderWarps, SendBack>,
-                               Role<TwoHopRole::rdma_receiver, TokenReducerWarps, ReduceTokens>,
-                               Role<TwoHopRole::receiver_coordinator, ReceiverCoordinatorWarp, ReturnSlots>,
-                               Role<TwoHopRole::node_reducer, NodeReducerWarps, SumInNode>>;
-
-// All peers and the ranks of this place have ended the call before: this one may write where they read. The flags are
-// those of notify_dispatch, without counts.
-template <class Comm>
-struct TwoHopCachedNotify {
-    using Args = TwoHopArgs<Comm>;
-    static constexpr TwoHopStage kStage = TwoHopStage::cached_notify;
-    static constexpr uint32_t kMaxThreads = 32 * kMaxTeamWarps;
-
-    static uint64_t shared_bytes(const Args&, uint32_t) { return 0; }
-
-    template <class Rec>
-    TK_DEVICE static void run(Warp& warp, const Args& args, typename Rec::Args trace) {
-        TwoHopContext<Rec, Comm> context(warp, args, trace, kStage, TwoHopRole::notify);
-        const uint32_t num_nodes = args.nodes.num_nodes, peers = args.nodes.peers, parity = parity_of(context);
-        for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) {
-            const uint32_t rank = args.rank_in(node);
-            TK_SIGNAL(context.recorder, TwoHopEvent::signal_counts, rank);
-            with_peer(context.comm, rank, [&](const auto& to) {
-                put_signal<TwoHopChannel::counts>(
-                    warp, to, 0, nullptr, 0, args.counts_flag(parity, args.node()), context.epoch, 0);
-            });
-        });
-        tell_peers(context);
-        for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) {
-            const uint32_t rank = args.rank_in(node);
-            const auto wait_now = [&] {
-                const auto* flag = args.template own<uint64_t>(args.counts_flag(parity, node));
-                const WaitFor whom = wait_for(context, rank);
-                return WaitResult{wait<TwoHopChannel::counts>(warp, context.comm, flag, context.epoch, whom).ok, 0};
-            };
-            record_wait<TwoHopEvent::wait_counts>(context, wait_now, rank);
-        });
-        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) { wait_peer_counts(context, peer); });
-    }
-};
+static_assert(kNumReceivers == kNumSenders);
 
 template <class Comm>
 struct TwoHopCombine {
@@ -109,25 +25,63 @@ struct TwoHopCombine {
     static constexpr uint32_t kMaxThreads = 512;
 
     static uint64_t shared_bytes(const Args&, uint32_t) {
-        return sizeof(TokenReducerShared) > sizeof(NodeReducerShared) ? sizeof(TokenReducerShared)
-                                                                      : sizeof(NodeReducerShared);
+        return sizeof(CombineShared) > sizeof(NodeReducerShared) ? sizeof(CombineShared) : sizeof(NodeReducerShared);
     }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const Args& args, typename Rec::Args trace) {
-        const CombineRoles roles(warp);
-        TwoHopContext<Rec, Comm> context(warp, args, trace, kStage, roles.name());
+        const BlockTeams block = BlockTeams::of(warp, args);
+        TwoHopContext<Rec, Comm> context(warp, args, trace, kStage, role_of(warp.warp, block));
         // Those that take tokens in turns begin with the first one of theirs.
-        if (is_forwarder_block(warp)) {
-            auto& shared = warp.template shared<NodeReducerShared>();
-            clear_turns(context, shared.summed, Teams::of(warp, args.nodes.num_nodes));
+        if (block.is_forwarder) {
+            clear_turns(context, warp.template shared<NodeReducerShared>().summed, block.teams);
         } else {
-            auto& shared = warp.template shared<TokenReducerShared>();
-            warp.block_strided(kNumReceivers, [&](uint32_t i) { shared.reduced[i] = make_flag(context.epoch, i); });
+            auto& shared = warp.template shared<CombineShared>();
+            clear_turns(context, shared.returned, block.teams);
+            warp.block_strided(kNumReceivers,
+                               [&](uint32_t i) { shared.reducers.reduced[i] = make_flag(context.epoch, i); });
         }
         warp.block_sync();
-        if (!is_called_off(context)) roles.run(context);
+        if (!is_called_off(context)) {
+            tell_from_first_block(context);
+            run_role(context, block.teams);
+        }
         end_call(context);
+    }
+
+private:
+    TK_DEVICE static TwoHopRole role_of(uint32_t warp, const BlockTeams& block) {
+        if (!block.is_forwarder && warp < kNumReceivers) return TwoHopRole::rdma_receiver;
+        if (!block.is_forwarder && warp == kNumReceivers) return TwoHopRole::receiver_coordinator;
+        if (!block.has(warp)) return TwoHopRole::spare;
+        if (block.is_forwarder) return TwoHopRole::node_reducer;
+        return block.teams.place_of(warp).is_worker() ? TwoHopRole::nvl_sender : TwoHopRole::sender_coordinator;
+    }
+
+    template <class Rec>
+    TK_DEVICE static void run_role(TwoHopContext<Rec, Comm>& context, const Teams& teams) {
+        Warp& warp = context.warp;
+        switch (context.role) {
+            case TwoHopRole::rdma_receiver:
+                TokenReducer<Rec, Comm>(context, warp.warp).run();
+                break;
+            case TwoHopRole::receiver_coordinator:
+                ReceiverCoordinator<Rec, Comm>(context).run();
+                break;
+            case TwoHopRole::nvl_sender:
+            case TwoHopRole::sender_coordinator:
+                ReturnSender<Rec, Comm>(context,
+                                        warp.template shared<CombineShared>().returned,
+                                        teams,
+                                        peer_of_team(warp, context.args, teams))
+                    .run();
+                break;
+            case TwoHopRole::node_reducer:
+                NodeReducer<Rec, Comm, false>(context, teams).run();
+                break;
+            default:  // spare
+                break;
+        }
     }
 };
 

@@ -22,30 +22,30 @@ struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
     uint32_t nvl_send = 1, nvl_recv = 1;    // tokens of a chunk, and slots of a ring, within a node
     uint32_t rdma_send = 1, rdma_recv = 1;  // likewise between nodes
     uint32_t fp8 = 0;                       // rows are of fp8, with a scale for each 128 values
+    uint32_t peer_warps = 1;                // of a block that sends, for each peer, where there are several nodes
 
     NodeShape nodes() const { return {num_nodes, shape.num_ranks / num_nodes}; }
-    RingSizes rings() const { return {rdma_recv, rdma_send, nvl_recv, nvl_send}; }
+    RingSizes rings() const { return RingSizes::of(rdma_recv, rdma_send, nvl_recv, nvl_send, num_nodes); }
     RowLayout row() const {
         constexpr uint32_t kScaleGroup = 128;
-        return fp8 ? RowLayout::of(shape.hidden, shape.hidden / kScaleGroup, shape.topk)
-                   : RowLayout::of(shape.row_bytes(), 0, shape.topk);
+        return fp8 ? RowLayout::of(shape.hidden, num_places(), shape.hidden / kScaleGroup, shape.topk)
+                   : RowLayout::of(shape.row_bytes(), num_places(), 0, shape.topk);
     }
     // Of tokens that go where those of an earlier call went, without experts and weights.
-    RowLayout cached_row() const { return RowLayout::of(row().hidden_bytes, row().num_scales, 0); }
+    RowLayout cached_row() const { return RowLayout::of(row().hidden_bytes, num_places(), row().num_scales, 0); }
     // On the way back: bf16, and weights.
-    RowLayout combine_row() const { return RowLayout::of(shape.row_bytes(), 0, shape.topk); }
+    RowLayout combine_row() const { return RowLayout::of(shape.row_bytes(), 0, 0, shape.topk); }
+    // One node has no first hop.
+    uint32_t num_places() const { return num_nodes == 1 ? 0 : nodes().peers; }
     TwoHopLayout layout() const {
         return TwoHopLayout::make(shape, nodes(), channels, rings(), row().bytes, combine_row().bytes);
     }
-    // A warp of a block adds up for each node.
-    bool can_combine() const { return num_nodes <= two_hop_warps(num_nodes, nodes().peers); }
 
     // The grids that the kernels count on.
     void set_grid() {
-        warps_per_block = two_hop_warps(num_nodes, nodes().peers);
+        warps_per_block = num_nodes == 1 ? kMaxTeamWarps : kFirstReceiver + nodes().peers * peer_warps;
         num_blocks = 2 * channels;
         stage_blocks[static_cast<uint32_t>(TwoHopStage::notify_dispatch)] = 1 + num_nodes;
-        stage_blocks[static_cast<uint32_t>(TwoHopStage::cached_notify)] = 1;
     }
 
     // What memory safety and the argument against circles rest on. least_slots: of a first-hop ring; tests try less.
@@ -54,9 +54,12 @@ struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
             if (!holds) throw std::invalid_argument(what);
         };
         require(num_nodes >= 1 && num_nodes <= kMaxTwoHopNodes && shape.num_ranks % num_nodes == 0,
-                "nodes: wanted 1 to 32 that divide the ranks");
+                "nodes: wanted 1 to 16 that divide the ranks");
         const uint32_t peers = nodes().peers;
         require(peers == 1 || peers == 2 || peers == 4 || peers == 8, "ranks of a node: wanted 1, 2, 4 or 8");
+        const uint32_t warps = kFirstReceiver + peers * peer_warps;
+        require(peer_warps >= 1 && warps <= kMaxTeamWarps, "peer_warps: wanted 1 to 8 / ranks of a node");
+        require(num_nodes <= warps, "peer_warps: wanted as many warps of a block as there are nodes, at least");
         require(channels >= 1 && channels <= kMaxTwoHopChannels, "channels: wanted 1 to 64");
         require(rdma_send >= 1 && rdma_recv % rdma_send == 0, "rdma_recv: wanted a multiple of rdma_send");
         require(rdma_recv >= least_slots, "rdma_recv: wanted at least rdma_send + 6");
@@ -94,22 +97,17 @@ struct TwoHopOn {
         visit("rdma_send", config.rdma_send);
         visit("rdma_recv", config.rdma_recv);
         visit("fp8", config.fp8);
+        visit("peer_warps", config.peer_warps);
     }
 
     static uint64_t heap_bytes(const TwoHopConfig& config) { return config.layout().total_bytes; }
 
     template <class F>
     static void with_kernels(const TwoHopConfig& config, F f) {
-        if (config.num_nodes == 1) {  // which never launches cached_notify: a variant has one list of stages
-            f(KernelList<TwoHopNotifyDispatch<Comm>,
-                         TwoHopOneNodeDispatch<Comm>,
-                         TwoHopCachedNotify<Comm>,
-                         TwoHopOneNodeCombine<Comm>>{});
+        if (config.num_nodes == 1) {
+            f(KernelList<TwoHopNotifyDispatch<Comm>, TwoHopOneNodeDispatch<Comm>, TwoHopOneNodeCombine<Comm>>{});
         } else {
-            f(KernelList<TwoHopNotifyDispatch<Comm>,
-                         TwoHopDispatch<Comm>,
-                         TwoHopCachedNotify<Comm>,
-                         TwoHopCombine<Comm>>{});
+            f(KernelList<TwoHopNotifyDispatch<Comm>, TwoHopDispatch<Comm>, TwoHopCombine<Comm>>{});
         }
     }
 

@@ -1,19 +1,20 @@
-// Dispatch, both hops, at the destination's node: forwarders hand what comes from other nodes to the peers of theirs,
-// and a coordinator gives the rings' slots back to where they came from.
+// Dispatch, both hops, at the destination's node: a team of warps for each node hands its tokens to those peers that
+// want them, and gives the slots of its ring back.
 //
-// A forwarder is for one peer. It goes through all tokens of all nodes, whatever comes next, and copies those that its
-// peer wants. It never waits for one node while another has tokens: see docs/two_hop.md for why that matters.
+// Warps take the tokens in turns, in the order in which they came. Each reads its token once, writes it into the rings
+// of all peers that want it, and waits for room there alone: see docs/two_hop.md for why that ends.
 #pragma once
 
-#include "moe/roles.h"
-#include "moe/two_hop/call.h"
+#include "moe/two_hop/over.h"
+#include "moe/two_hop/turns.h"
 
 namespace tracekern {
 
 // Shared memory of a block with forwarders.
 struct ForwarderShared {
-    uint64_t forward_channel_head[kMaxNodePeers][kMaxTwoHopNodes];  // forwarded: tokens that this forwarder has passed
-    uint64_t forward_channel_retired[kMaxNodePeers];                // retired: it has passed all of the call
+    TurnFlags forwarded;
+    char* target[kMaxTeamWarps][kMaxNodePeers];  // of each warp: where the token in hand is copied to
+    uint32_t target_rank[kMaxTeamWarps][kMaxNodePeers];
 };
 
 // What travels behind the values of a row for `rank`, with experts as that rank counts them.
@@ -35,320 +36,230 @@ TK_DEVICE void write_words(TwoHopContext<Rec, Comm>& context, uint32_t* to, uint
     });
 }
 
-// What a forwarder knows of the nodes, a lane a node.
-struct Sources {
-    PerLane<uint32_t> left;       // tokens that have not been passed
-    PerLane<uint32_t> head;       // that have
-    PerLane<uint32_t> first_row;  // of send_nvl_head
-    PerLane<uint32_t> num_sent;   // of those passed: tokens that the peer wants
-};
+// Tells a peer which rows of its recv_x this channel has of a node: nvl_channel_prefix_start and _end. Each flag is its
+// own payload: relaxed.
+template <class Rec, class Comm>
+TK_DEVICE void pass_prefix(
+    TwoHopContext<Rec, Comm>& context, uint32_t peer, uint32_t node, uint32_t start, uint32_t end) {
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t channel = context.channel(), rank = args.neighbour(peer);
+    TK_SIGNAL(context.recorder, TwoHopEvent::signal_prefix, rank, channel, node);
+    auto* flags = context.comm.template at<uint64_t>(rank, args.prefix_flags(channel, args.peer(), node));
+    signal_all_relaxed(context.warp, flags, 2, context.epoch, [&](uint32_t i) { return i == 0 ? start : end; });
+}
+
+// Waits for room for the row with this place in a node's part of a peer's ring; the value is the new head.
+template <class Rec, class Comm>
+TK_DEVICE WaitResult
+wait_peer_ring(TwoHopContext<Rec, Comm>& context, uint32_t peer, uint32_t node, uint32_t head, uint32_t place) {
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t channel = context.channel(), rank = args.neighbour(peer), wanted = place + 1;
+    const uint32_t slots = args.rings.part_slots;
+    const auto wait_now = [&] {
+        const auto* flag = args.template own<uint64_t>(args.peer_head_flag(channel, peer, node));
+        const RingWait whom = context.ring_wait(TwoHopRing::nvl, rank, head, place);
+        return wait_at_least<TwoHopChannel::peer_head>(
+            context.warp, context.comm, flag, context.epoch, wanted - slots, whom);
+    };
+    return record_wait<TwoHopEvent::wait_peer_ring>(context, wait_now, rank, channel, node, wanted);
+}
 
 template <class Rec, class Comm>
 class Forwarder {
+    using Context = TwoHopContext<Rec, Comm>;
+
 public:
-    TK_DEVICE Forwarder(TwoHopContext<Rec, Comm>& context, uint32_t target_peer)
+    TK_DEVICE Forwarder(Context& context, const Teams& teams)
         : context_(context),
           warp_(context.warp),
           args_(context.args),
           channel_(context.channel()),
-          peer_(target_peer),
-          rank_(context.args.neighbour(target_peer)) {}
+          node_(teams.team_of(context.warp.warp)),
+          turns_(context, warp_.template shared<ForwarderShared>().forwarded, teams, node_, TwoHopRing::rdma) {}
 
     TK_DEVICE bool run() {
-        if (!wait_metas()) return false;
-        pass_prefixes();
-        Sources sources = read_metas();
-        for (uint32_t turn = channel_ % args_.nodes.num_nodes;;) {
-            const uint32_t left = warp_.ballot([&](int lane) { return sources.left[lane] != 0; });
-            if (!left) break;
-            if (!wait_peer_ring()) return false;
-            const NextChunk chunk = wait_tail(sources, left, turn);
-            if (!chunk.ok) return false;
-            forward_chunk(sources, chunk);
-            turn = (chunk.node + 1) % args_.nodes.num_nodes;
+        const uint32_t peers = args_.nodes.peers;
+        for (uint32_t i = 0; i < peers; ++i) {
+            if (!wait_peer_over(context_, (args_.peer() + i) % peers)) return false;
         }
-        // Released with its last heads. Nobody needs it to be: these are for tokens that nobody waits to send.
-        auto& shared = warp_.template shared<ForwarderShared>();
-        signal_block<TwoHopChannel::retired>(warp_, &shared.forward_channel_retired[peer_], context_.epoch, 0);
-        return true;
+        if (!wait_meta()) return false;
+        const uint32_t before = prefix_sum(2 * peers);
+        const int32_t of_nodes = node_ == 0 ? 0 : args_.call.recv_rdma_rank_prefix_sum[node_ - 1];
+        first_row_ = static_cast<uint32_t>(of_nodes) + before;
+        count_ = prefix_sum(2 * peers + 1) - before;
+        known_heads_ = sent_ = told_ = warp_.lanes([](int) { return 0u; });
+        if (turns_.place().is_coordinator()) pass_prefixes();
+        if (turns_.place().is_worker()) return forward_tokens();
+        return turns_.follow(count_, [&](uint32_t first, uint32_t end) { pass(first, end); });
     }
 
 private:
-    struct NextChunk {
-        bool ok;
-        uint32_t node;
-        uint32_t tail;  // tokens that have come from there
-    };
-
     // ---- what the channel brings ----
 
-    TK_DEVICE bool wait_metas() {
-        for (uint32_t i = 0; i < args_.nodes.num_nodes; ++i) {
-            const uint32_t node = (args_.node() + i) % args_.nodes.num_nodes, rank = args_.rank_in(node);
-            const auto wait_now = [&] {
-                const auto* flag = args_.template own<uint64_t>(args_.meta_flag(channel_, node));
-                const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, 0, 0);
-                return wait<TwoHopChannel::meta>(warp_, context_.comm, flag, context_.epoch, whom);
-            };
-            if (!record_wait<TwoHopEvent::wait_meta>(context_, wait_now, rank, channel_).ok) return false;
+    TK_DEVICE bool wait_meta() {
+        const uint32_t rank = args_.rank_in(node_);
+        const auto wait_now = [&] {
+            const auto* flag = args_.template own<uint64_t>(args_.meta_flag(channel_, node_));
+            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, 0, 0);
+            return wait<TwoHopChannel::meta>(warp_, context_.comm, flag, context_.epoch, whom);
+        };
+        return record_wait<TwoHopEvent::wait_meta>(context_, wait_now, rank, channel_).ok;
+    }
+
+    // A word of the node's metadata; it came as -v - 1.
+    TK_DEVICE uint32_t prefix_sum(uint32_t word) const {
+        return static_cast<uint32_t>(-args_.template own<int32_t>(args_.meta_in(channel_, node_))[word] - 1);
+    }
+
+    // To each peer nvl_channel_prefix_start and _end of the node.
+    TK_DEVICE void pass_prefixes() {
+        const uint32_t peers = args_.nodes.peers;
+        for (uint32_t i = 0; i < peers; ++i) {
+            const uint32_t peer = (args_.peer() + i) % peers;
+            pass_prefix(context_, peer, node_, prefix_sum(peer), prefix_sum(peers + peer));
+        }
+        warp_.leader([&] {
+            args_.call.recv_rdma_channel_prefix_matrix[node_ * args_.num_channels + channel_] =
+                static_cast<int32_t>(prefix_sum(2 * peers + 1));
+        });
+    }
+
+    // ---- those that copy ----
+
+    TK_DEVICE bool forward_tokens() {
+        TK_NO_UNROLL
+        for (uint32_t position = turns_.place().index; position < count_; position += turns_.place().num_workers()) {
+            if (!wait_tail(position)) return false;
+            const auto places = places_of(position);
+            if (!wait_room(places)) return false;
+            forward_token(position, places);
+            if (turns_.place().is_coordinator()) {
+                pass(position, position + 1);
+            } else {
+                turns_.done(position);  // released: the rows, and this slot was read
+            }
         }
         return true;
     }
 
-    // A word of a node's metadata; it came as -v - 1.
-    TK_DEVICE uint32_t prefix_sum(uint32_t node, uint32_t word) const {
-        return static_cast<uint32_t>(-args_.template own<int32_t>(args_.meta_in(channel_, node))[word] - 1);
-    }
-
-    // nvl_channel_prefix_start of all nodes, then nvl_channel_prefix_end. Each flag is its own payload: relaxed.
-    TK_DEVICE void pass_prefixes() {
-        const uint32_t num_nodes = args_.nodes.num_nodes, peers = args_.nodes.peers;
-        TK_SIGNAL(context_.recorder, TwoHopEvent::signal_prefix, rank_, channel_);
-        auto* flags = context_.comm.template at<uint64_t>(rank_, args_.prefix_flags(channel_, args_.peer()));
-        signal_all_relaxed(warp_, flags, 2 * num_nodes, context_.epoch, [&](uint32_t i) {
-            return i < num_nodes ? prefix_sum(i, peer_) : prefix_sum(i - num_nodes, peers + peer_);
-        });
-    }
-
-    TK_DEVICE Sources read_metas() {
-        const TwoHopCall& call = args_.call;
-        const uint32_t peers = args_.nodes.peers;
-        Sources sources;
-        const auto of_nodes = [&](auto of_node) {
-            return warp_.lanes([&](int lane) {
-                const uint32_t node = static_cast<uint32_t>(lane);
-                return node < args_.nodes.num_nodes ? of_node(node) : 0u;
-            });
-        };
-        sources.head = sources.num_sent = warp_.lanes([](int) { return 0u; });
-        sources.left =
-            of_nodes([&](uint32_t node) { return prefix_sum(node, 2 * peers + 1) - prefix_sum(node, 2 * peers); });
-        sources.first_row = of_nodes([&](uint32_t node) {
-            const int32_t before = node == 0 ? 0 : call.recv_rdma_rank_prefix_sum[node - 1];
-            return static_cast<uint32_t>(before) + prefix_sum(node, 2 * peers);
-        });
-        if (peer_ != args_.peer()) return sources;  // all forwarders of the channel would write the same
-        warp_.strided(args_.nodes.num_nodes, [&](uint32_t node) {
-            call.recv_rdma_channel_prefix_matrix[node * args_.num_channels + channel_] =
-                static_cast<int32_t>(prefix_sum(node, 2 * peers + 1));
-        });
-        return sources;
-    }
-
-    // ---- waits ----
-
-    // Room for a chunk in the peer's ring.
-    TK_DEVICE bool wait_peer_ring() {
-        const uint32_t slots = args_.rings.nvl_slots, wanted = tail_ + args_.rings.nvl_chunk;
-        if (wanted <= known_head_ + slots) return true;
+    // Asks for its own chunk alone: a flag may already tell of the one that comes a ring later, if that is the last and
+    // short, and it may overtake those between.
+    TK_DEVICE bool wait_tail(uint32_t position) {
+        const uint32_t rank = args_.rank_in(node_);
         const auto wait_now = [&] {
-            const auto* flag = args_.template own<uint64_t>(args_.peer_head_flag(channel_, peer_));
-            const RingWait whom = context_.ring_wait(TwoHopRing::nvl, rank_, known_head_, tail_);
-            return wait_at_least<TwoHopChannel::peer_head>(
-                warp_, context_.comm, flag, context_.epoch, wanted - slots, whom);
+            const auto* flag = args_.template own<uint64_t>(args_.tail_flag(channel_, node_, position));
+            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, position, position);
+            return wait_at_least<TwoHopChannel::tail>(warp_, context_.comm, flag, context_.epoch, position + 1, whom);
         };
-        const WaitResult came = record_wait<TwoHopEvent::wait_peer_ring>(context_, wait_now, rank_, channel_, wanted);
-        known_head_ = came.value;
-        return came.ok;
+        TK_WAIT(context_.recorder, TwoHopEvent::wait_tail, rank, channel_);
+        const bool ok = wait_now().ok;
+        TK_END_IF(ok, rank, position + 1);
+        return ok;
     }
 
-    // The next node from `turn` on, of those in `left`, of which a chunk has come.
-    TK_DEVICE NextChunk wait_tail(const Sources& sources, uint32_t left, uint32_t turn) {
-        const uint32_t expected = first_in_turn(left, turn);
-        const auto flag_of = [&](int lane) {
-            const uint32_t node = static_cast<uint32_t>(lane);
-            return args_.template own<uint64_t>(args_.tail_flag(channel_, node, sources.head[lane]));
-        };
-        const auto least_of = [&](int lane) { return sources.head[lane] + 1; };
-        const uint32_t head = warp_.shuffle(sources.head, static_cast<int>(expected));
-        const RingWait whom = context_.ring_wait(TwoHopRing::rdma, args_.rank_in(expected), head, head);
-        TK_WAIT(context_.recorder, TwoHopEvent::wait_tail, args_.rank_in(expected), channel_);
-        const Arrived came =
-            wait_any_at_least<TwoHopChannel::tail>(warp_, context_.comm, left, flag_of, context_.epoch, least_of, whom);
-        const uint32_t node = first_in_turn(came.lanes, turn);
-        TK_END_IF(came.lanes != 0, args_.rank_in(node), warp_.shuffle(sources.head, static_cast<int>(node)) + 1);
-        return {came.lanes != 0, node, warp_.shuffle(came.value, static_cast<int>(node))};
+    TK_DEVICE char* row_of(uint32_t position) const {
+        return args_.template own<char>(args_.rdma_row_in(channel_, node_, position));
     }
 
-    // ---- tokens ----
-
-    // Goes through the tokens of a node that have come, until it has handed on a chunk.
-    TK_DEVICE void forward_chunk(Sources& sources, const NextChunk& chunk) {
-        const auto of_node = [&](const PerLane<uint32_t>& values) {
-            return warp_.shuffle(values, static_cast<int>(chunk.node));
-        };
-        const uint32_t head = of_node(sources.head), num_sent = of_node(sources.num_sent);
-        const uint32_t first_row = of_node(sources.first_row), left = of_node(sources.left);
-        // Of this chunk alone: its flag may already tell of the one that comes a ring later, if that is the last and
-        // short. Then it has room behind a head in the middle of this chunk, and may overtake those between.
-        const uint32_t chunk_end = head - head % args_.rings.rdma_chunk + args_.rings.rdma_chunk;
-        const uint32_t tail = chunk.tail < chunk_end ? chunk.tail : chunk_end;
-        // It says no more than is left, unless a fault was planted.
-        const uint32_t end = tail - head < left ? tail : head + left;
-        const uint32_t room = does_as_published(TwoHopChannel::peer_tail) ? ~0u : args_.rings.nvl_chunk;
-        uint32_t position = head, num_handed = 0;
-        TK_NO_UNROLL
-        for (; position < end && num_handed < room; ++position) {
-            char* row = args_.template own<char>(args_.rdma_row_in(channel_, chunk.node, position));
-            const bool is_wanted = args_.row.meta(row).is_token_in_peer(peer_);
-            note_place(first_row + position, is_wanted ? static_cast<int32_t>(num_sent + num_handed) : -1);
-            if (!is_wanted) continue;
-            forward_token(row, chunk.node);
-            ++num_handed;
-        }
-        publish(chunk.node, position, num_handed);
-        const auto advance = [&](PerLane<uint32_t>& values, uint32_t by) {
-            values = warp_.lanes(
-                [&](int lane) { return values[lane] + (static_cast<uint32_t>(lane) == chunk.node ? by : 0); });
-        };
-        advance(sources.head, position - head);
-        advance(sources.num_sent, num_handed);
-        advance(sources.left, head - position);
-    }
-
-    TK_DEVICE void note_place(uint32_t row, int32_t place) {
-        if (row >= args_.call.forward_capacity || !warp_.is_leader()) return;
-        args_.call.send_nvl_head[uint64_t{row} * args_.nodes.peers + peer_] = place;
-    }
-
-    // To the peer's ring.
-    TK_DEVICE void forward_token(char* row, uint32_t node) {
-        const RowLayout& layout = args_.row;
-        TK_RANGE(context_.recorder, TwoHopEvent::forward_token, node, rank_, tail_ % args_.rings.nvl_slots);
-        char* to = context_.comm.template at<char>(rank_, args_.nvl_row(channel_, args_.peer(), tail_));
-        ++tail_;
-        copy_row(warp_, to, row, layout.hidden_bytes);
-        const uint32_t* words = layout.words(row);
-        write_words(context_, layout.words(to), rank_, [&](uint32_t i) { return words[i]; });
-    }
-
-    TK_DEVICE void publish(uint32_t node, uint32_t head, uint32_t num_handed) {
-        auto& shared = warp_.template shared<ForwarderShared>();
-        if (num_handed != 0) {
-            TK_SIGNAL(context_.recorder, TwoHopEvent::signal_peer_tail, rank_, channel_, tail_);
-            // Released: the rows.
-            auto* flag = context_.comm.template at<uint64_t>(rank_, args_.peer_tail_flag(channel_, args_.peer()));
-            signal_peer<TwoHopChannel::peer_tail>(context_, rank_, flag, tail_);
-        }
-        TK_SIGNAL(context_.recorder, TwoHopEvent::signal_head, channel_, node, peer_, head);
-        // Released: this forwarder has read all tokens before `head`, which others may now write over.
-        signal_block<TwoHopChannel::forwarded>(warp_, &shared.forward_channel_head[peer_][node], context_.epoch, head);
-    }
-
-    TwoHopContext<Rec, Comm>& context_;
-    Warp& warp_;
-    const TwoHopArgs<Comm>& args_;
-    const uint32_t channel_, peer_, rank_;
-    uint32_t tail_ = 0;        // of the peer's ring
-    uint32_t known_head_ = 0;  // likewise
-};
-
-// ---- coordinator ----
-
-template <class Rec, class Comm>
-class ForwarderCoordinator {
-public:
-    TK_DEVICE explicit ForwarderCoordinator(TwoHopContext<Rec, Comm>& context)
-        : context_(context), warp_(context.warp), args_(context.args) {}
-
-    TK_DEVICE bool run() {
-        auto returned = warp_.lanes([](int) { return 0u; });
-        while (true) {
-            PerLane<uint32_t> least;
-            const Looked looked = wait_head(returned, least);
-            if (!looked.ok) return false;
-            TK_TAKE_BACK_IF(context_.recorder, looked.risen == 0, TwoHopEvent::wait_head);
-            if (looked.risen == 0) return true;  // all forwarders have retired
-            for (uint32_t nodes = looked.risen; nodes; nodes &= nodes - 1) {
-                const int node = static_cast<int>(first_bit(nodes));
-                return_slots(first_bit(nodes), warp_.shuffle(returned, node), warp_.shuffle(least, node));
-            }
-            returned =
-                warp_.lanes([&](int lane) { return least[lane] > returned[lane] ? least[lane] : returned[lane]; });
-        }
-    }
-
-private:
-    struct Looked {
-        bool ok;
-        uint32_t risen;  // nodes whose tokens all forwarders have passed further
-    };
-
-    // Waits until all forwarders that have not retired have passed a node's tokens further than `returned`, or all have
-    // retired. A lane a node.
-    TK_DEVICE Looked wait_head(const PerLane<uint32_t>& returned, PerLane<uint32_t>& least) {
-        TK_WAIT(context_.recorder, TwoHopEvent::wait_head, context_.channel());
-        perturb(warp_);
-        const uint32_t peers = args_.nodes.peers;
-        uint64_t started = 0;
-        auto slowest = warp_.lanes([&](int lane) { return slowest_forwarder(lane); });
-        for (uint32_t spins = 0;;) {
-            const uint32_t retired = find_retired();  // first: then the heads are the last ones
-            const auto seen = warp_.lanes([&](int lane) { return slowest_forwarder(lane); });
-            least = warp_.lanes([&](int lane) { return seen[lane] / kMaxNodePeers; });
-            const uint32_t risen = warp_.ballot([&](int lane) { return least[lane] > returned[lane]; });
-            if (risen || retired == (1u << peers) - 1) {
-                warp_.sync();
-                const int node = static_cast<int>(first_in_turn(risen, 0));
-                TK_END_IF(true,
-                          static_cast<uint32_t>(node),
-                          warp_.shuffle(slowest, node) % kMaxNodePeers,
-                          warp_.shuffle(returned, node) + 1);
-                return {true, risen};
-            }
-            slowest = seen;  // it came last
-            warp_.relax(spins);
-            const RingWait whom = context_.ring_wait(
-                TwoHopRing::rdma, context_.comm.rank, warp_.shuffle(returned, 0), warp_.shuffle(returned, 0));
-            const auto gives_up = [&] {
-                const auto& shared = warp_.template shared<ForwarderShared>();
-                const uint64_t seen = glance_at<Scope::block>(&shared.forward_channel_head[0][0]);
-                const uint32_t channel = channel_number(TwoHopChannel::forwarded);
-                return uint32_t{
-                    should_give_up(warp_, context_.comm, channel, whom, spins, context_.epoch, seen, started)};
-            };
-            if (warp_.once(gives_up)) {
-                TK_END_IF(false, 0u, 0u, 0u);
-                return {false, 0};
-            }
-        }
-    }
-
-    TK_DEVICE uint32_t find_retired() {
-        const auto& shared = warp_.template shared<ForwarderShared>();
-        return warp_.ballot([&](int lane) {
-            if (static_cast<uint32_t>(lane) >= args_.nodes.peers) return false;
-            const uint64_t flag = look_at<TwoHopChannel::retired, Scope::block>(&shared.forward_channel_retired[lane]);
-            return is_wanted<TwoHopChannel::retired>(flag, context_.epoch);
+    // A lane a peer: the token's place in the ring there, -1: it does not want it.
+    TK_DEVICE PerLane<int32_t> places_of(uint32_t position) const {
+        const uint32_t* words = args_.row.words(row_of(position)) + args_.row.first_place();
+        return warp_.lanes([&](int lane) {
+            return static_cast<uint32_t>(lane) < args_.nodes.peers ? static_cast<int32_t>(words[lane]) : -1;
         });
     }
 
-    // The forwarder that is least far with the tokens of lane `lane`'s node: its head, and in the lowest digit its
-    // peer. One that has retired has passed all, and its head says so.
-    TK_DEVICE uint32_t slowest_forwarder(int lane) const {
-        if (static_cast<uint32_t>(lane) >= args_.nodes.num_nodes) return 0;
-        const auto& shared = warp_.template shared<ForwarderShared>();
-        uint32_t slowest = kMaxFlagValue * kMaxNodePeers;
-        for (uint32_t peer = 0; peer < args_.nodes.peers; ++peer) {
-            const uint64_t flag =
-                look_at<TwoHopChannel::forwarded, Scope::block>(&shared.forward_channel_head[peer][lane]);
-            if (is_wanted<TwoHopChannel::forwarded>(flag, context_.epoch, slowest / kMaxNodePeers)) continue;
-            slowest = (flag_epoch(flag) == context_.epoch ? flag_value(flag) : 0) * kMaxNodePeers + peer;
+    TK_DEVICE bool wait_room(const PerLane<int32_t>& places) {
+        const uint32_t slots = args_.rings.part_slots;
+        const auto lacks_room = [&](int lane) {
+            return places[lane] >= 0 && static_cast<uint32_t>(places[lane]) >= known_heads_[lane] + slots;
+        };
+        for (uint32_t full = warp_.ballot(lacks_room); full; full &= full - 1) {
+            const uint32_t peer = first_bit(full);
+            const auto place = static_cast<uint32_t>(warp_.shuffle(places, static_cast<int>(peer)));
+            const uint32_t head = warp_.shuffle(known_heads_, static_cast<int>(peer));
+            const WaitResult came = wait_peer_ring(context_, peer, node_, head, place);
+            if (!came.ok) return false;
+            set_lane(warp_, known_heads_, peer, came.value);
         }
-        return slowest;
+        return true;
     }
 
-    TK_DEVICE void return_slots(uint32_t node, uint32_t returned, uint32_t head) {
-        const uint32_t channel = context_.channel();
-        for (uint32_t position = returned; position < head; ++position) {
-            poison(args_.template own<char>(args_.rdma_row_in(channel, node, position)), args_.row.bytes);
+    TK_DEVICE void forward_token(uint32_t position, const PerLane<int32_t>& places) {
+        auto& shared = warp_.template shared<ForwarderShared>();
+        char** targets = shared.target[warp_.warp];
+        uint32_t* ranks = shared.target_rank[warp_.warp];
+        const uint32_t peers = warp_.ballot([&](int lane) { return places[lane] >= 0; }), count = count_bits(peers);
+        warp_.sync();  // the list of the token before was read
+        warp_.each_lane([&](int lane) {
+            const auto peer = static_cast<uint32_t>(lane);
+            if (peer >= args_.nodes.peers) return;
+            const uint64_t row = uint64_t{first_row_} + position;
+            if (row < args_.call.forward_capacity) {
+                args_.call.send_nvl_head[row * args_.nodes.peers + peer] = places[lane];
+            }
+            if (places[lane] < 0) return;
+            const uint32_t i = count_bits(peers & ((1u << lane) - 1));
+            const uint64_t at = args_.nvl_row(channel_, args_.peer(), node_, static_cast<uint32_t>(places[lane]));
+            ranks[i] = args_.neighbour(peer);
+            targets[i] = context_.comm.template at<char>(ranks[i], at);
+        });
+        warp_.sync();
+        TK_RANGE(context_.recorder, TwoHopEvent::forward_token, node_, position);
+        const RowLayout& layout = args_.row;
+        char* row = row_of(position);
+        copy_to_targets(warp_, targets, count, row, layout.hidden_bytes);
+        const uint32_t* words = layout.words(row);
+        TK_NO_UNROLL
+        for (uint32_t i = 0; i < count; ++i) {
+            write_words(context_, layout.words(targets[i]), ranks[i], [&](uint32_t k) { return words[k]; });
         }
-        return_credit(context_, node, head);
+        TK_END(count);
     }
 
-    TwoHopContext<Rec, Comm>& context_;
+    // ---- behind the slowest of them ----
+
+    // Tokens of [first, end) were forwarded: tells the peers, and gives their slots back.
+    TK_DEVICE void pass(uint32_t first, uint32_t end) {
+        sent_ = behind_places(warp_, sent_, first, end, [&](uint32_t position) { return places_of(position); });
+        tell_peers_of_rows(end == count_);
+        for (uint32_t position = first; position < end; ++position) poison(row_of(position), args_.row.bytes);
+        return_credit(context_, node_, end);
+    }
+
+    // As soon as one has a chunk, or at last. Released: the rows, which the team's warps released to this one.
+    TK_DEVICE void tell_peers_of_rows(bool is_last) {
+        const uint32_t chunk = args_.rings.part_chunk;
+        const uint32_t untold = warp_.ballot([&](int lane) { return sent_[lane] != told_[lane]; });
+        if (!is_last && !warp_.ballot([&](int lane) { return sent_[lane] - told_[lane] >= chunk; })) return;
+        const auto flag_of = [&](int lane) {
+            const uint64_t flag = args_.peer_tail_flag(channel_, args_.peer(), node_);
+            return context_.comm.template at<uint64_t>(args_.neighbour(static_cast<uint32_t>(lane)), flag);
+        };
+        for (uint32_t peers = untold; peers; peers &= peers - 1) {
+            [[maybe_unused]] const uint32_t peer = first_bit(peers);
+            TK_SIGNAL(context_.recorder,
+                      TwoHopEvent::signal_peer_tail,
+                      args_.neighbour(peer),
+                      channel_,
+                      node_,
+                      warp_.shuffle(sent_, static_cast<int>(peer)));
+            if (peers & (peers - 1)) continue;
+            // All at once: each release waits for what is under way.
+            const auto value_of = [&](int lane) { return sent_[lane]; };
+            signal_all<TwoHopChannel::peer_tail>(warp_, untold, flag_of, context_.epoch, value_of);
+        }
+        told_ = sent_;
+    }
+
+    Context& context_;
     Warp& warp_;
     const TwoHopArgs<Comm>& args_;
+    const uint32_t channel_, node_;
+    Turns<Context, TwoHopChannel::forwarded, TwoHopEvent::signal_forwarded, TwoHopEvent::wait_forwarded> turns_;
+    uint32_t first_row_ = 0, count_ = 0;  // of send_nvl_head, and how many tokens
+    PerLane<uint32_t> known_heads_;       // of the peers' rings, a lane a peer
+    PerLane<uint32_t> sent_, told_;       // rows in the peers' rings
 };
 
 }  // namespace tracekern

@@ -13,7 +13,7 @@
 
 namespace tracekern {
 
-constexpr uint32_t kMaxTwoHopNodes = 32;  // a lane looks after a node
+constexpr uint32_t kMaxTwoHopNodes = 16;  // a warp of a block, at least, forwards for each
 constexpr uint32_t kMaxNodePeers = 8;     // ranks of a node
 constexpr uint32_t kMaxTwoHopChannels = 64;
 constexpr uint32_t kMaxTwoHopTokens = (1u << 20) - 1;  // of a rank, and of a ring with its slots: the events' fields
@@ -30,22 +30,29 @@ struct NodeShape {
     TK_HOST_DEVICE uint32_t rank_at(uint32_t node, uint32_t peer) const { return node * peers + peer; }
 };
 
-// Slots of the rings of a channel, and the tokens of a chunk. docs/two_hop.md calls them R1, K1, R2 and K2.
+// Slots of the rings of a channel, and the tokens of a chunk. docs/two_hop.md calls them R1, K1, R2 and K2. A ring
+// within a node has a part for each node that rows come from, or go back to.
 struct RingSizes {
     uint32_t rdma_slots;
     uint32_t rdma_chunk;  // tokens that go to another node at a time; divides rdma_slots
-    uint32_t nvl_slots;
-    uint32_t nvl_chunk;  // tokens that a forwarder hands on before it asks for room again
+    uint32_t part_slots;
+    uint32_t part_chunk;   // rows that the reader is told of at a time, at least
+    uint32_t part_credit;  // rows that are given back at a time, at least
 
+    // A quarter of a part is given back at a time, but never so much that there is no room for a chunk of which the
+    // reader was not told: see docs/two_hop.md.
+    TK_HOST_DEVICE static constexpr RingSizes of(
+        uint32_t rdma_slots, uint32_t rdma_chunk, uint32_t nvl_slots, uint32_t nvl_chunk, uint32_t num_nodes) {
+        const uint32_t slots = nvl_slots > num_nodes ? nvl_slots / num_nodes : 1;
+        const uint32_t chunk = nvl_chunk < slots ? nvl_chunk : slots;
+        const uint32_t most = slots - chunk + 1, quarter = slots < 4 ? 1 : slots / 4;
+        return {rdma_slots, rdma_chunk, slots, chunk, quarter < most ? quarter : most};
+    }
     // Of a first-hop ring: below it a sender can wait for a head that needs a tail of its own successors.
     TK_HOST_DEVICE static constexpr uint32_t least_rdma_slots(uint32_t rdma_chunk) {
         return rdma_chunk + kNumSenders - 1;
     }
     TK_HOST_DEVICE uint32_t chunks() const { return rdma_slots / rdma_chunk; }
-    // Of a ring between peers, for each node that rows go back to.
-    TK_HOST_DEVICE uint32_t return_slots(uint32_t num_nodes) const {
-        return nvl_slots > num_nodes ? nvl_slots / num_nodes : 1;
-    }
 };
 
 // Offsets in the symmetric heap. Blocks of counts are there twice, for even epochs and for odd ones.
@@ -62,17 +69,16 @@ struct TwoHopLayout {
     uint64_t meta_flags;         // u64 [channel][node]          as meta
     uint64_t tail_flags;         // u64 [channel][node][chunk]   as rdma_rows: the tail behind that chunk
     uint64_t head_flags;         // LineWord [channel][node]     written by that node: rows that it has forwarded
-    uint64_t prefix_flags;       // u64 [channel][peer][2][node] written by that peer: nvl_channel_prefix_start and _end
-    uint64_t peer_tail_flags;    // LineWord [channel][peer]     as nvl_rows
-    uint64_t peer_head_flags;    // LineWord [channel][peer]     written by that peer: rows that it has read
-    // Combine, where a ring between peers is divided by the nodes that rows go back to.
-    uint64_t return_tail_flags;  // LineWord [channel][peer][node]  as return rows
-    uint64_t return_head_flags;  // LineWord [channel][peer][node]  written by that peer: rows that it has added up
+    uint64_t prefix_flags;       // u64 [channel][peer][node][2] written by that peer: nvl_channel_prefix_start and _end
+    uint64_t peer_tail_flags;    // LineWord [channel][peer][node]   as nvl_rows
+    uint64_t peer_head_flags;    // LineWord [channel][peer][node]   written by that peer: rows that it has read
+    uint64_t return_tail_flags;  // LineWord [channel][peer][node]   of combine: as nvl_rows
+    uint64_t return_head_flags;  // LineWord [channel][peer][node]   written by that peer: rows that it has added up
     uint64_t flags_end;
 
     SymBuffer meta;       // i32 [2 * peers + 2]: rdma_channel_meta
     SymBuffer rdma_rows;  // [rdma slot] row: rdma_channel_data
-    AsymBuffer nvl_rows;  // [nvl slot] row: nvl_channel_x; in combine [node][return slot] row
+    AsymBuffer nvl_rows;  // [node][slot of its part] row: nvl_channel_x
     uint64_t meta_begin, rdma_rows_begin, nvl_rows_begin;
     uint64_t counts_bytes, peer_counts_bytes;  // of a block
     uint64_t total_bytes;
@@ -104,18 +110,17 @@ struct TwoHopLayout {
         layout.tail_flags = take(channels * n * rings.chunks() * sizeof(uint64_t));
         layout.head_flags = take(channels * n * sizeof(LineWord));
         layout.prefix_flags = take(channels * p * 2 * n * sizeof(uint64_t));
-        layout.peer_tail_flags = take(channels * p * sizeof(LineWord));
-        layout.peer_head_flags = take(channels * p * sizeof(LineWord));
+        layout.peer_tail_flags = take(channels * p * n * sizeof(LineWord));
+        layout.peer_head_flags = take(channels * p * n * sizeof(LineWord));
         layout.return_tail_flags = take(channels * p * n * sizeof(LineWord));
         layout.return_head_flags = take(channels * p * n * sizeof(LineWord));
         layout.flags_end = cursor;
         layout.meta = {whole_lines((2 * p + 2) * sizeof(int32_t)), nodes.num_nodes, channels};
         const auto larger = [](uint64_t a, uint64_t b) { return whole_lines(a > b ? a : b); };
         const uint64_t rdma_slots = n == 1 ? 0 : rings.rdma_slots;  // one node has no first hop
-        const uint64_t return_slots = n * rings.return_slots(nodes.num_nodes);
+        const uint64_t nvl_slots = n * rings.part_slots;
         layout.rdma_rows = {larger(rdma_slots * row_bytes, rdma_slots * combine_row_bytes), nodes.num_nodes, channels};
-        layout.nvl_rows = {
-            larger(rings.nvl_slots * row_bytes, return_slots * combine_row_bytes), nodes.peers, channels};
+        layout.nvl_rows = {larger(nvl_slots * row_bytes, nvl_slots * combine_row_bytes), nodes.peers, channels};
         layout.meta_begin = take(layout.meta.bytes());
         layout.rdma_rows_begin = take(layout.rdma_rows.bytes());
         layout.nvl_rows_begin = take(layout.nvl_rows.bytes());
@@ -155,7 +160,7 @@ struct TwoHopCall {
     int32_t* send_nvl_head;                    // [forwarded token][peer] its place among those of its node, -1: none
     int32_t* recv_rdma_channel_prefix_matrix;  // [node][channel] tokens from it in the channels up to this one
     int32_t* recv_gbl_channel_prefix_matrix;   // [rank][channel] first row of this channel
-    uint32_t tells_peers;  // on one node: no notify came before, that told the peers that the call before is over
+    uint32_t tells_others;                     // no notify came before, that told others that the call before is over
     // combine, with what dispatch wrote
     const char* combine_x;              // [row][hidden] bf16
     uint32_t has_weights;               // of combine: weights come back, too; the same on all ranks
@@ -254,34 +259,29 @@ struct TwoHopArgs {
         return layout.head_flags + (uint64_t{channel} * nodes.num_nodes + node) * sizeof(LineWord);
     }
 
-    // ---- second hop: a place at a rank, of the ring that it shares with `peer` ----
-    TK_DEVICE uint64_t nvl_row(uint32_t channel, uint32_t peer, uint32_t position) const {
+    // ---- second hop: a place at a rank, of the ring that it shares with `peer`, in the part for `node` ----
+    TK_DEVICE uint64_t nvl_row(uint32_t channel, uint32_t peer, uint32_t node, uint32_t position) const {
         return layout.nvl_rows_begin + layout.nvl_rows.at(channel, peer) +
-               uint64_t{position % rings.nvl_slots} * row.bytes;
+               (uint64_t{node} * rings.part_slots + position % rings.part_slots) * row.bytes;
     }
-    TK_DEVICE uint64_t prefix_flags(uint32_t channel, uint32_t peer) const {
-        return layout.prefix_flags + (uint64_t{channel} * nodes.peers + peer) * 2 * nodes.num_nodes * sizeof(uint64_t);
+    TK_DEVICE uint64_t prefix_flags(uint32_t channel, uint32_t peer, uint32_t node) const {
+        return layout.prefix_flags + part(channel, peer, node) * 2 * sizeof(uint64_t);
     }
-    TK_DEVICE uint64_t peer_tail_flag(uint32_t channel, uint32_t peer) const {
-        return layout.peer_tail_flags + (uint64_t{channel} * nodes.peers + peer) * sizeof(LineWord);
+    TK_DEVICE uint64_t peer_tail_flag(uint32_t channel, uint32_t peer, uint32_t node) const {
+        return layout.peer_tail_flags + part(channel, peer, node) * sizeof(LineWord);
     }
-    TK_DEVICE uint64_t peer_head_flag(uint32_t channel, uint32_t peer) const {
-        return layout.peer_head_flags + (uint64_t{channel} * nodes.peers + peer) * sizeof(LineWord);
-    }
-
-    // ---- the way back within a node: likewise, of the part for `node` ----
-    TK_DEVICE uint64_t return_row(uint32_t channel, uint32_t peer, uint32_t node, uint32_t position) const {
-        const uint32_t slots = rings.return_slots(nodes.num_nodes);
-        return layout.nvl_rows_begin + layout.nvl_rows.at(channel, peer) +
-               (uint64_t{node} * slots + position % slots) * row.bytes;
+    TK_DEVICE uint64_t peer_head_flag(uint32_t channel, uint32_t peer, uint32_t node) const {
+        return layout.peer_head_flags + part(channel, peer, node) * sizeof(LineWord);
     }
     TK_DEVICE uint64_t return_tail_flag(uint32_t channel, uint32_t peer, uint32_t node) const {
-        return layout.return_tail_flags + return_ring(channel, peer, node) * sizeof(LineWord);
+        return layout.return_tail_flags + part(channel, peer, node) * sizeof(LineWord);
     }
     TK_DEVICE uint64_t return_head_flag(uint32_t channel, uint32_t peer, uint32_t node) const {
-        return layout.return_head_flags + return_ring(channel, peer, node) * sizeof(LineWord);
+        return layout.return_head_flags + part(channel, peer, node) * sizeof(LineWord);
     }
-    TK_DEVICE uint64_t return_ring(uint32_t channel, uint32_t peer, uint32_t node) const {
+
+private:
+    TK_DEVICE uint64_t part(uint32_t channel, uint32_t peer, uint32_t node) const {
         return (uint64_t{channel} * nodes.peers + peer) * nodes.num_nodes + node;
     }
 };
@@ -302,6 +302,11 @@ struct TaskRange {
 TK_DEVICE uint32_t first_in_turn(uint32_t bits, uint32_t turn) {
     const uint32_t later = bits & ~0u << turn;
     return bits ? first_bit(later ? later : bits) : 0;
+}
+
+// Sets the value of one lane.
+TK_DEVICE void set_lane(Warp& warp, PerLane<uint32_t>& values, uint32_t lane, uint32_t value) {
+    values = warp.lanes([&](int i) { return static_cast<uint32_t>(i) == lane ? value : values[i]; });
 }
 
 // What a warp carries through a kernel of the family.

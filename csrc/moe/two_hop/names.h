@@ -31,7 +31,7 @@ inline constexpr const char* kTwoHopRoleNames[] = {"notify",
                                                    "rdma_receiver",
                                                    "receiver_coordinator"};
 
-// Flags between ranks: counts to return_head. In the shared memory of a block: lock to received.
+// Flags between ranks: counts to return_head. In the shared memory of a block: lock to returned.
 enum class TwoHopChannel : uint32_t {
     counts = kFirstOwnChannel,
     peer_counts,
@@ -46,11 +46,11 @@ enum class TwoHopChannel : uint32_t {
     lock,
     ready,
     forwarded,
-    retired,
     summed,
     reduced,
     sent,
     received,
+    returned,
     host_counts,
 };
 inline constexpr const char* kTwoHopChannelNames[] = {"counts",
@@ -66,18 +66,18 @@ inline constexpr const char* kTwoHopChannelNames[] = {"counts",
                                                       "lock",
                                                       "ready",
                                                       "forwarded",
-                                                      "retired",
                                                       "summed",
                                                       "reduced",
                                                       "sent",
                                                       "received",
+                                                      "returned",
                                                       "host_counts"};
 
 // What a fault record calls a ring.
 enum class TwoHopRing : uint32_t { rdma, nvl };
 inline constexpr const char* kTwoHopRingNames[] = {"rdma", "nvl"};
 
-enum class TwoHopStage : uint32_t { notify_dispatch, dispatch, cached_notify, combine };
-inline constexpr const char* kTwoHopStageNames[] = {"notify_dispatch", "dispatch", "cached_notify", "combine"};
+enum class TwoHopStage : uint32_t { notify_dispatch, dispatch, combine };
+inline constexpr const char* kTwoHopStageNames[] = {"notify_dispatch", "dispatch", "combine"};
 
 }  // namespace tracekern

@@ -55,7 +55,6 @@ public:
           channel_(context.channel()),
           node_(teams.team_of(context.warp.warp)),
           rank_(context.args.rank_in(node_)),
-          is_alone_(teams.num_warps == 1),
           turns_(context, warp_.template shared<NodeReducerShared>().summed, teams, node_, TwoHopRing::rdma) {}
 
     TK_DEVICE bool run() {
@@ -66,22 +65,21 @@ public:
         first_ = static_cast<uint32_t>(of_nodes) + before;
         const TaskRange range = own_tokens(context_);
         count_ = kOneNode ? range.end - range.begin : static_cast<uint32_t>(sums[channel_]) - before;
-        if (turns_.index() < turns_.num_workers()) return sum_tokens();
-        return turns_.follow(count_, [&](uint32_t first, uint32_t end) {
-            for (; first < end; ++first) pass(first);
-        });
+        if (!kOneNode && !wait_node_over(context_, node_)) return false;
+        if (turns_.place().is_worker()) return sum_tokens();
+        return turns_.follow(count_, [&](uint32_t first, uint32_t end) { pass(first, end); });
     }
 
 private:
     TK_DEVICE bool sum_tokens() {
         TK_NO_UNROLL
-        for (uint32_t position = turns_.index(); position < count_; position += turns_.num_workers()) {
+        for (uint32_t position = turns_.place().index; position < count_; position += turns_.place().num_workers()) {
             if (!kOneNode && !wait_ring_space(position)) return false;
             const auto places = places_of(position);
             if (!wait_rows(places)) return false;
             sum_token(position, places);
-            if (is_alone_) {
-                pass(position);
+            if (turns_.place().is_coordinator()) {
+                pass(position, position + 1);
             } else {
                 turns_.done(position);  // released: the sum, and the rows that it was made of may be written over
             }
@@ -89,15 +87,14 @@ private:
         return true;
     }
 
-    // All tokens as far as this one were added up: sends them as soon as their chunk is whole, and gives slots back.
-    TK_DEVICE void pass(uint32_t position) {
-        const auto places = places_of(position);
-        heads_ = warp_.lanes(
-            [&](int lane) { return places[lane] < 0 ? heads_[lane] : 1u + static_cast<uint32_t>(places[lane]); });
-        return_credits(position + 1 == count_);
-        const uint32_t chunk = args_.rings.rdma_chunk, in_chunk = position % chunk + 1;
-        if (!kOneNode && (in_chunk == chunk || position + 1 == count_)) {
-            issue_chunk(context_, node_, position + 1 - in_chunk, in_chunk);
+    // Tokens of [first, end) were added up: gives the slots of their rows back, and sends those whose chunk is whole.
+    TK_DEVICE void pass(uint32_t first, uint32_t end) {
+        heads_ = behind_places(warp_, heads_, first, end, [&](uint32_t position) { return places_of(position); });
+        return_credits(end == count_);
+        if constexpr (!kOneNode) {
+            const uint32_t chunk = args_.rings.rdma_chunk;
+            for (; issued_ + chunk <= end; issued_ += chunk) issue_chunk(context_, node_, issued_, chunk);
+            if (end == count_ && issued_ < end) issue_chunk(context_, node_, issued_, end - issued_);
         }
     }
 
@@ -168,7 +165,7 @@ private:
         warp_.each_lane([&](int lane) {
             if (lane >= 32 || !(peers >> lane & 1)) return;
             const auto peer = static_cast<uint32_t>(lane);
-            const uint64_t at = args_.return_row(channel_, peer, node_, static_cast<uint32_t>(places[lane]));
+            const uint64_t at = args_.nvl_row(channel_, peer, node_, static_cast<uint32_t>(places[lane]));
             list[num_biases + count_bits(peers & ((1u << lane) - 1))] = {
                 args_.template own<char>(at), 1.0f, Expert{}, peer, 0};
         });
@@ -185,12 +182,9 @@ private:
         TK_END(count);
     }
 
-    // Released: what was read. A quarter of the ring at a time, but never so much that a sender lacks room for a chunk,
-    // and before what this warp may wait for: see docs/two_hop.md.
+    // Released: what was read. Before what this warp may wait for: see docs/two_hop.md.
     TK_DEVICE void return_credits(bool is_last) {
-        const uint32_t slots = args_.rings.return_slots(args_.nodes.num_nodes), chunk = args_.rings.nvl_chunk;
-        const uint32_t most = slots > chunk ? slots - chunk + 1 : 1, quarter = slots / 4 ? slots / 4 : 1;
-        const uint32_t batch = quarter < most ? quarter : most;
+        const uint32_t slots = args_.rings.part_slots, batch = args_.rings.part_credit;
         const auto is_due = [&](int lane) {
             return heads_[lane] != returned_[lane] && (is_last || heads_[lane] - returned_[lane] >= batch);
         };
@@ -209,10 +203,10 @@ private:
     Warp& warp_;
     const TwoHopArgs<Comm>& args_;
     const uint32_t channel_, node_, rank_;
-    const bool is_alone_;  // adds up and coordinates
     Turns<Context, TwoHopChannel::summed, TwoHopEvent::signal_summed, TwoHopEvent::wait_summed> turns_;
     uint32_t first_ = 0, count_ = 0;  // of send_nvl_head, and how many tokens
     uint32_t known_head_ = 0;         // of the ring to the node
+    uint32_t issued_ = 0;             // tokens that were sent there
     PerLane<uint32_t> known_tails_;   // of the peers' rings
     PerLane<uint32_t> heads_;         // of the peers' rings: rows that were added up
     PerLane<uint32_t> returned_;      // heads that were returned

@@ -4,9 +4,7 @@
 // peers of the own node. From what came it lays out recv_x and tells the host. The others, one for each node, count
 // what goes there in each channel.
 //
-// Counts of call e acknowledge call e - 1. A rank sends them when its dispatch of e - 1 has ended, so it has read its
-// rings; and it writes to the rings of others in dispatch of e, behind the counts of all whose rings it writes to: of
-// its place in every node, and of all peers of its own.
+// Counts of call e also say that call e - 1 is over: see moe/two_hop/over.h.
 //
 // What acknowledges counts: nothing in call e + 1, so there are two blocks of each, for odd and even epochs. Who writes
 // those of e + 2 has had the counts of e + 1, from a rank that had then read those of e. Likewise the own block that a
@@ -14,6 +12,7 @@
 #pragma once
 
 #include "comm/put.h"
+#include "moe/two_hop/over.h"
 #include "moe/two_hop/turns.h"
 
 namespace tracekern {
@@ -22,17 +21,6 @@ namespace tracekern {
 struct NotifyShared {
     uint32_t first_hop_failures, second_hop_failures;
 };
-
-template <class Rec, class Comm>
-TK_DEVICE uint32_t parity_of(const TwoHopContext<Rec, Comm>& context) {
-    return static_cast<uint32_t>(context.epoch % 2);
-}
-
-// Calls visit(i) for this warp's share of i below `count`, beginning with `first`.
-template <class Visit>
-TK_DEVICE void for_share_of_warp(const Warp& warp, uint32_t count, uint32_t first, Visit visit) {
-    for (uint32_t i = warp.warp; i < count; i += warp.num_warps) visit((first + i) % count);
-}
 
 // ---- first hop ----
 
@@ -105,26 +93,6 @@ TK_DEVICE void send_peer_counts(TwoHopContext<Rec, Comm>& context, uint32_t peer
     // Released with the block.
     auto* flag = context.comm.template at<uint64_t>(rank, args.peer_counts_flag(parity, args.peer()));
     signal_peer<TwoHopChannel::peer_counts>(context, rank, flag, 0);
-}
-
-template <class Rec, class Comm>
-TK_DEVICE bool wait_peer_counts(TwoHopContext<Rec, Comm>& context, uint32_t peer) {
-    const TwoHopArgs<Comm>& args = context.args;
-    const auto* flag = args.template own<uint64_t>(args.peer_counts_flag(parity_of(context), peer));
-    return traced_wait<TwoHopChannel::peer_counts, TwoHopEvent::wait_peer_counts>(context, flag, args.neighbour(peer))
-        .ok;
-}
-
-// Tells the peers that this rank has ended the call before, without counts. All warps of a block.
-template <class Rec, class Comm>
-TK_DEVICE void tell_peers(TwoHopContext<Rec, Comm>& context) {
-    const TwoHopArgs<Comm>& args = context.args;
-    for_share_of_warp(context.warp, args.nodes.peers, args.peer(), [&](uint32_t peer) {
-        const uint32_t rank = args.neighbour(peer);
-        TK_SIGNAL(context.recorder, TwoHopEvent::signal_peer_counts, rank);
-        auto* flag = context.comm.template at<uint64_t>(rank, args.peer_counts_flag(parity_of(context), args.peer()));
-        signal_peer<TwoHopChannel::peer_counts>(context, rank, flag, 0);
-    });
 }
 
 // ---- what comes ----

@@ -12,31 +12,36 @@ namespace tracekern {
 struct alignas(8) SourceMeta {
     uint32_t src_node;
     uint32_t peers;
-
-    TK_HOST_DEVICE bool is_token_in_peer(uint32_t peer) const { return peers >> peer & 1; }
 };
 
-// hidden values | SourceMeta | scales | topk_idx | topk_weights. What follows the values are words of 32 bits.
+// hidden values | SourceMeta | places | scales | topk_idx | topk_weights. What follows the values are words of 32 bits.
+//
+// Between nodes a place for each peer: which one of its node's rows the token is in the ring to that peer, -1: none. It
+// is there that send_nvl_head comes from.
 struct RowLayout {
     uint32_t hidden_bytes;
+    uint32_t num_places;
     uint32_t num_scales;
     uint32_t topk;
     uint32_t bytes;
 
     static constexpr uint32_t kMetaWords = sizeof(SourceMeta) / sizeof(uint32_t);
 
-    TK_HOST_DEVICE static constexpr RowLayout of(uint32_t hidden_bytes, uint32_t num_scales, uint32_t topk) {
-        const uint32_t words = kMetaWords + num_scales + 2 * topk;
-        return {hidden_bytes, num_scales, topk, (hidden_bytes + 4 * words + 15) / 16 * 16};
+    TK_HOST_DEVICE static constexpr RowLayout of(uint32_t hidden_bytes,
+                                                 uint32_t num_places,
+                                                 uint32_t num_scales,
+                                                 uint32_t topk) {
+        const uint32_t words = kMetaWords + num_places + num_scales + 2 * topk;
+        return {hidden_bytes, num_places, num_scales, topk, (hidden_bytes + 4 * words + 15) / 16 * 16};
     }
-    TK_HOST_DEVICE uint32_t num_words() const { return kMetaWords + num_scales + 2 * topk; }
+    TK_HOST_DEVICE uint32_t num_words() const { return first_weight() + topk; }
     // Of the words behind the values.
-    TK_HOST_DEVICE uint32_t first_scale() const { return kMetaWords; }
-    TK_HOST_DEVICE uint32_t first_idx() const { return kMetaWords + num_scales; }
+    TK_HOST_DEVICE uint32_t first_place() const { return kMetaWords; }
+    TK_HOST_DEVICE uint32_t first_scale() const { return first_place() + num_places; }
+    TK_HOST_DEVICE uint32_t first_idx() const { return first_scale() + num_scales; }
     TK_HOST_DEVICE uint32_t first_weight() const { return first_idx() + topk; }
 
     TK_DEVICE uint32_t* words(char* row) const { return reinterpret_cast<uint32_t*>(row + hidden_bytes); }
-    TK_DEVICE SourceMeta& meta(char* row) const { return *reinterpret_cast<SourceMeta*>(row + hidden_bytes); }
 };
 
 // What a rank sends to each node and receives from each: one part a node in every channel. First all channels' send

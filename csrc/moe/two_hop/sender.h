@@ -1,5 +1,6 @@
-// Dispatch, first hop, at the source: senders copy tokens into the rings to other nodes, and a coordinator sends what
-// they have copied, a chunk at a time.
+// Dispatch, first hop, at the source: senders copy tokens into the rings to other nodes, and a coordinator tells of
+// what they have copied, a chunk at a time. Where a transport reaches a node they copy it for that, and the coordinator
+// hands it over.
 //
 // Senders take the channel's tokens in turns, a token a warp. Which place a token gets in the rings is settled under a
 // lock that goes round in the order of tokens; the copy comes after it. A sender says under its next lock that the copy
@@ -10,27 +11,37 @@
 #include "comm/put.h"
 #include "moe/roles.h"
 #include "moe/rows.h"
-#include "moe/two_hop/layout.h"
+#include "moe/two_hop/over.h"
 
 namespace tracekern {
 
 // Shared memory of a block with senders.
 struct SenderShared {
-    uint64_t rdma_send_next_token_idx;                 // lock: whose turn it is
-    uint64_t rdma_send_channel_tail[kMaxTwoHopNodes];  // ready: tokens that were copied into the ring to a node
-    uint32_t next_tail[kMaxTwoHopNodes];               // under the lock: places that were given out
-    char* target[kNumSenders][kMaxTwoHopNodes];        // of each sender: where the token in hand is copied to
-    uint32_t target_peers[kNumSenders][kMaxTwoHopNodes];
+    uint64_t rdma_send_next_token_idx;                    // lock: whose turn it is
+    uint64_t rdma_send_channel_tail[kMaxTwoHopNodes];     // ready: tokens that were copied into the ring to a node
+    uint32_t next_tail[kMaxTwoHopNodes];                  // under the lock: places that were given out
+    uint32_t next_place[kMaxTwoHopNodes][kMaxNodePeers];  // likewise, of the rings within the nodes
+    // Of each sender: where the token in hand is copied to, and what it has there behind its values.
+    char* target[kNumSenders][kMaxTwoHopNodes];
+    uint32_t target_node[kNumSenders][kMaxTwoHopNodes];
+    uint32_t peers[kNumSenders][kMaxTwoHopNodes];
+    int32_t places[kNumSenders][kMaxTwoHopNodes][kMaxNodePeers];
 };
 
-// Where a row for `node` is laid ready: at home that is the place where it arrives.
+// Where a row for `node` is written: where it arrives, or whence a transport takes it.
 template <class Rec, class Comm>
 TK_DEVICE char* outgoing_row(const TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t position) {
     const TwoHopArgs<Comm>& args = context.args;
     const uint32_t channel = context.channel();
-    const uint64_t at =
-        node == args.node() ? args.rdma_row_in(channel, node, position) : args.rdma_row_out(channel, node, position);
-    return args.template own<char>(at);
+    char* row = nullptr;
+    with_peer(context.comm, args.rank_in(node), [&](const auto& to) {
+        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
+            row = to.template at<char>(args.rdma_row_in(channel, args.node(), position));
+        } else {
+            row = args.template own<char>(args.rdma_row_out(channel, node, position));
+        }
+    });
+    return row;
 }
 
 // ---- what a channel sends ----
@@ -139,9 +150,25 @@ TK_DEVICE bool wait_ring_space(TwoHopContext<Rec, Comm>& context,
         };
         const WaitResult came = record_wait<TwoHopEvent::wait_ring_space>(context, wait_now, rank, channel, wanted);
         if (!came.ok) return false;
-        head = warp.lanes([&](int lane) { return static_cast<uint32_t>(lane) == node ? came.value : head[lane]; });
+        set_lane(warp, head, node, came.value);
     }
     return true;
+}
+
+// Takes the token's places, a lane a node, under the lock: in the rings to the nodes, which are returned as tails, 0
+// where it does not go, and in those that it takes within them.
+template <class Rec, class Comm>
+TK_DEVICE PerLane<uint32_t> take_places(TwoHopContext<Rec, Comm>& context, const PerLane<uint32_t>& peers) {
+    Warp& warp = context.warp;
+    auto& shared = warp.template shared<SenderShared>();
+    return warp.lanes([&](int lane) {
+        if (!peers[lane]) return 0u;
+        for (uint32_t peer = 0; peer < context.args.nodes.peers; ++peer) {
+            uint32_t& next = shared.next_place[lane][peer];
+            shared.places[warp.warp][lane][peer] = peers[lane] >> peer & 1 ? static_cast<int32_t>(next++) : -1;
+        }
+        return ++shared.next_tail[lane];
+    });
 }
 
 // Lists for this sender where the token goes: place by place of those lanes that have a tail.
@@ -155,15 +182,16 @@ TK_DEVICE uint32_t list_targets(TwoHopContext<Rec, Comm>& context,
     warp.sync();  // the list of the token before was read
     warp.each_lane([&](int lane) {
         if (lane >= 32 || !(nodes >> lane & 1)) return;
-        const uint32_t i = count_bits(nodes & ((1u << lane) - 1));
-        shared.target[warp.warp][i] = outgoing_row(context, static_cast<uint32_t>(lane), tail[lane] - 1);
-        shared.target_peers[warp.warp][i] = peers[lane];
+        const uint32_t i = count_bits(nodes & ((1u << lane) - 1)), node = static_cast<uint32_t>(lane);
+        shared.target[warp.warp][i] = outgoing_row(context, node, tail[lane] - 1);
+        shared.target_node[warp.warp][i] = node;
+        shared.peers[warp.warp][node] = peers[lane];
     });
     warp.sync();
     return count_bits(nodes);
 }
 
-// What travels behind a token's values, but for the peers that want it.
+// What travels behind a token's values, but for what differs from node to node: the peers that want it, and its places.
 template <class Rec, class Comm>
 TK_DEVICE uint32_t word_of_token(const TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t i) {
     const TwoHopCall& call = context.args.call;
@@ -180,162 +208,149 @@ TK_DEVICE uint32_t word_of_token(const TwoHopContext<Rec, Comm>& context, uint32
     return context.args.node();
 }
 
-// One load, as many stores as there are targets.
 template <class Rec, class Comm>
 TK_DEVICE void copy_to_rings(TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t num_targets) {
     Warp& warp = context.warp;
-    const TwoHopArgs<Comm>& args = context.args;
-    const TwoHopCall& call = args.call;
-    const RowLayout& row = args.row;
+    const TwoHopCall& call = context.args.call;
+    const RowLayout& row = context.args.row;
     const auto& shared = warp.template shared<SenderShared>();
     char* const* targets = shared.target[warp.warp];
-    const uint32_t* peers = shared.target_peers[warp.warp];
-
-    constexpr uint32_t kColumns = 5;  // UNROLLED_WARP_COPY(5)
-    const auto* values = reinterpret_cast<const Vector16*>(call.x + uint64_t{token} * row.hidden_bytes);
-    for_columns<kColumns>(warp, row.hidden_bytes / sizeof(Vector16), [&](const Columns<kColumns>& columns) {
-        Vector16 units[kColumns];
-        columns.load(units, values);
-        TK_NO_UNROLL
-        for (uint32_t i = 0; i < num_targets; ++i) columns.store(reinterpret_cast<Vector16*>(targets[i]), units);
-    });
-
+    copy_to_targets(warp, targets, num_targets, call.x + uint64_t{token} * row.hidden_bytes, row.hidden_bytes);
+    const auto word_for_node = [&](uint32_t node, uint32_t i) {
+        return i == 1 ? shared.peers[warp.warp][node]
+                      : static_cast<uint32_t>(shared.places[warp.warp][node][i - row.first_place()]);
+    };
     warp.strided_rolled(row.num_words(), [&](uint32_t i) {
         const uint32_t word = word_of_token(context, token, i);
+        const bool is_of_node = i >= 1 && i < row.first_scale();
         TK_NO_UNROLL
-        for (uint32_t k = 0; k < num_targets; ++k) row.words(targets[k])[i] = i == 1 ? peers[k] : word;
+        for (uint32_t k = 0; k < num_targets; ++k) {
+            row.words(targets[k])[i] = is_of_node ? word_for_node(shared.target_node[warp.warp][k], i) : word;
+        }
     });
 }
 
-struct SendTokens {
-    template <class Rec, class Comm>
-    TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        Warp& warp = context.warp;
-        const TwoHopArgs<Comm>& args = context.args;
-        auto& shared = warp.template shared<SenderShared>();
-        const uint32_t num_nodes = args.nodes.num_nodes;
-        for (uint32_t node = warp.warp; node < num_nodes; node += kNumSenders) send_meta(context, node);
+// Each sender has one more turn behind the last token, to publish its last tails.
+template <class Rec, class Comm>
+TK_DEVICE bool publish_last(TwoHopContext<Rec, Comm>& context,
+                            uint32_t turn,
+                            uint32_t first,
+                            const PerLane<uint32_t>& copied) {
+    if (does_as_published(TwoHopChannel::ready)) return true;
+    if (!wait_sequential_lock(context, turn, first)) return false;
+    publish_tails(context, copied);
+    pass_sequential_lock(context, turn + 1, first);
+    return true;
+}
 
-        auto head = warp.lanes([](int) { return 0u; });
-        auto copied = warp.lanes([](int) { return 0u; });  // tails behind the token before; 0: it did not go there
-        const TaskRange range = TaskRange::of(args.call.num_tokens, args.num_channels, context.channel());
-        uint32_t token = range.begin + warp.warp;
-        TK_NO_UNROLL
-        for (; token < range.end; token += kNumSenders) {
-            const auto peers = wanted_peers(context, token);
-            if (!wait_sequential_lock(context, token, range.begin)) return false;
-            publish_tails(context, copied);  // before the wait for room, which may need this tail
-            const auto tail = warp.lanes([&](int lane) { return peers[lane] ? ++shared.next_tail[lane] : 0u; });
-            if (!wait_ring_space(context, tail, head)) return false;
-            pass_sequential_lock(context, token + 1, range.begin);
-
-            warp.each_lane([&](int lane) {
-                if (static_cast<uint32_t>(lane) >= num_nodes) return;
-                args.call.send_rdma_head[uint64_t{token} * num_nodes + static_cast<uint32_t>(lane)] =
-                    static_cast<int32_t>(tail[lane]) - 1;
-            });
-            const uint32_t num_targets = list_targets(context, tail, peers);
-            TK_RANGE(context.recorder, TwoHopEvent::copy_to_ring, token);
-            copy_to_rings(context, token, num_targets);
-            TK_END(num_targets);
-            copied = tail;
-        }
-        return publish_last(context, token, range.begin, copied);
+template <class Rec, class Comm>
+TK_DEVICE bool send_tokens(TwoHopContext<Rec, Comm>& context) {
+    Warp& warp = context.warp;
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t num_nodes = args.nodes.num_nodes;
+    for (uint32_t i = 0; i < num_nodes; ++i) {
+        const uint32_t node = (args.node() + i) % num_nodes;
+        if (!wait_node_over(context, node)) return false;
+        if (i % kNumSenders == warp.warp) send_meta(context, node);
     }
 
-private:
-    // Each sender has one more turn behind the last token, to publish its last tails.
-    template <class Rec, class Comm>
-    TK_DEVICE static bool publish_last(TwoHopContext<Rec, Comm>& context,
-                                       uint32_t turn,
-                                       uint32_t first,
-                                       const PerLane<uint32_t>& copied) {
-        if (does_as_published(TwoHopChannel::ready)) return true;
-        if (!wait_sequential_lock(context, turn, first)) return false;
-        publish_tails(context, copied);
-        pass_sequential_lock(context, turn + 1, first);
-        return true;
+    auto head = warp.lanes([](int) { return 0u; });
+    auto copied = warp.lanes([](int) { return 0u; });  // tails behind the token before; 0: it did not go there
+    const TaskRange range = TaskRange::of(args.call.num_tokens, args.num_channels, context.channel());
+    uint32_t token = range.begin + warp.warp;
+    TK_NO_UNROLL
+    for (; token < range.end; token += kNumSenders) {
+        const auto peers = wanted_peers(context, token);
+        if (!wait_sequential_lock(context, token, range.begin)) return false;
+        publish_tails(context, copied);  // before the wait for room, which may need this tail
+        const auto tail = take_places(context, peers);
+        if (!wait_ring_space(context, tail, head)) return false;
+        pass_sequential_lock(context, token + 1, range.begin);
+
+        warp.each_lane([&](int lane) {
+            if (static_cast<uint32_t>(lane) >= num_nodes) return;
+            args.call.send_rdma_head[uint64_t{token} * num_nodes + static_cast<uint32_t>(lane)] =
+                static_cast<int32_t>(tail[lane]) - 1;
+        });
+        const uint32_t num_targets = list_targets(context, tail, peers);
+        TK_RANGE(context.recorder, TwoHopEvent::copy_to_ring, token);
+        copy_to_rings(context, token, num_targets);
+        TK_END(num_targets);
+        copied = tail;
     }
-};
+    return publish_last(context, token, range.begin, copied);
+}
 
 // ---- coordinator ----
 
-// Sends a chunk that was copied: its rows to another node, then the tail; at home the tail alone.
+// Tells of a chunk that was copied. Released: its rows, which those that copied them released to this warp. A
+// transport's put carries them, and the flag.
 template <class Rec, class Comm>
 TK_DEVICE void issue_chunk(TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t first, uint32_t count) {
-    Warp& warp = context.warp;
     const TwoHopArgs<Comm>& args = context.args;
     const uint32_t channel = context.channel(), rank = args.rank_in(node);
     const uint64_t flag = args.tail_flag(channel, args.node(), first);
-    // A chunk begins at a multiple of its size, which divides the ring: its rows lie side by side.
-    const char* rows = outgoing_row(context, node, first);
-    const uint32_t bytes = count * args.row.bytes;
-    const uint64_t dst = args.rdma_row_in(channel, args.node(), first);
+    TK_SIGNAL(context.recorder, TwoHopEvent::signal_tail, rank, channel, first + count, count);
     with_peer(context.comm, rank, [&](const auto& to) {
-        constexpr bool kIsMapped = std::decay_t<decltype(to)>::kIsMapped;
-        if (node != args.node()) {
-            TK_RANGE(context.recorder, TwoHopEvent::issue_put, node, count);
-            if constexpr (kIsMapped) copy_row(warp, to.template at<char>(dst), rows, bytes);
-        }
-        TK_SIGNAL(context.recorder, TwoHopEvent::signal_tail, rank, channel, first + count);
-        // Released: the rows, which senders released to this warp. A transport's put carries them, and its flag.
-        if constexpr (kIsMapped) {
+        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
             auto* word = to.template at<uint64_t>(flag);
             signal_peer<TwoHopChannel::tail>(context, rank, word, first + count);
         } else {
-            put_signal<TwoHopChannel::tail>(warp, to, dst, rows, bytes, flag, context.epoch, first + count);
+            // A chunk begins at a multiple of its size, which divides the ring: its rows lie side by side.
+            const uint64_t dst = args.rdma_row_in(channel, args.node(), first);
+            const char* rows = outgoing_row(context, node, first);
+            TK_RANGE(context.recorder, TwoHopEvent::issue_put, node, count);
+            put_signal<TwoHopChannel::tail>(
+                context.warp, to, dst, rows, count * args.row.bytes, flag, context.epoch, first + count);
         }
     });
 }
 
-struct CoordinateSends {
-    template <class Rec, class Comm>
-    TK_DEVICE static bool run(TwoHopContext<Rec, Comm>& context, Share) {
-        Warp& warp = context.warp;
-        const TwoHopArgs<Comm>& args = context.args;
-        const uint32_t num_nodes = args.nodes.num_nodes, channel = context.channel();
-        const auto total = warp.lanes([&](int lane) {
-            if (static_cast<uint32_t>(lane) >= num_nodes) return 0u;
-            const int32_t* sums =
-                args.call.rdma_channel_prefix_matrix + static_cast<uint32_t>(lane) * uint64_t{args.num_channels};
-            return static_cast<uint32_t>(sums[channel] - (channel == 0 ? 0 : sums[channel - 1]));
-        });
-        auto issued = warp.lanes([](int) { return 0u; });
-        const auto next = [&](int lane) {
-            const uint32_t chunk = issued[lane] + args.rings.rdma_chunk;
-            return chunk < total[lane] ? chunk : total[lane];
-        };
-        for (uint32_t node = channel % num_nodes;;) {
-            const uint32_t left = warp.ballot([&](int lane) { return issued[lane] < total[lane]; });
-            if (!left) return true;
-            const uint32_t ready = wait_chunk(context, left, node, next);
-            if (!ready) return false;
-            for (uint32_t i = 0; i < num_nodes; ++i, node = (node + 1) % num_nodes) {
-                if (!(ready >> node & 1)) continue;
-                const uint32_t first = warp.shuffle(issued, static_cast<int>(node));
-                const uint32_t end = warp.shuffle(warp.lanes(next), static_cast<int>(node));
-                issue_chunk(context, node, first, end - first);
-            }
-            issued = warp.lanes([&](int lane) { return lane < 32 && ready >> lane & 1 ? next(lane) : issued[lane]; });
-        }
-    }
+// The nodes of those in `left` for which a chunk, or the rest, was copied; 0: gave up. The span is of the first of
+// them from `turn` on.
+template <class Rec, class Comm, class Next>
+TK_DEVICE uint32_t wait_chunk(TwoHopContext<Rec, Comm>& context, uint32_t left, uint32_t turn, Next next) {
+    Warp& warp = context.warp;
+    const auto& shared = warp.template shared<SenderShared>();
+    const auto flag_of = [&](int lane) { return &shared.rdma_send_channel_tail[lane]; };
+    const RingWait whom = context.ring_wait(TwoHopRing::rdma, context.comm.rank, 0, 0);
+    TK_WAIT(context.recorder, TwoHopEvent::wait_chunk, context.channel());
+    const Arrived ready = wait_any_at_least<TwoHopChannel::ready, Scope::block>(
+        warp, context.comm, left, flag_of, context.epoch, next, whom);
+    const uint32_t first = first_in_turn(ready.lanes, turn);
+    TK_END_IF(ready.lanes != 0, first, warp.shuffle(warp.lanes(next), static_cast<int>(first)));
+    return ready.lanes;
+}
 
-private:
-    // The nodes of those in `left` for which a chunk, or the rest, was copied; 0: gave up. The span is of the first of
-    // them from `turn` on.
-    template <class Rec, class Comm, class Next>
-    TK_DEVICE static uint32_t wait_chunk(TwoHopContext<Rec, Comm>& context, uint32_t left, uint32_t turn, Next next) {
-        Warp& warp = context.warp;
-        const auto& shared = warp.template shared<SenderShared>();
-        const auto flag_of = [&](int lane) { return &shared.rdma_send_channel_tail[lane]; };
-        const RingWait whom = context.ring_wait(TwoHopRing::rdma, context.comm.rank, 0, 0);
-        TK_WAIT(context.recorder, TwoHopEvent::wait_chunk, context.channel());
-        const Arrived ready = wait_any_at_least<TwoHopChannel::ready, Scope::block>(
-            warp, context.comm, left, flag_of, context.epoch, next, whom);
-        const uint32_t first = first_in_turn(ready.lanes, turn);
-        TK_END_IF(ready.lanes != 0, first, warp.shuffle(warp.lanes(next), static_cast<int>(first)));
-        return ready.lanes;
+template <class Rec, class Comm>
+TK_DEVICE bool coordinate_sends(TwoHopContext<Rec, Comm>& context) {
+    Warp& warp = context.warp;
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t num_nodes = args.nodes.num_nodes, channel = context.channel();
+    const auto total = warp.lanes([&](int lane) {
+        if (static_cast<uint32_t>(lane) >= num_nodes) return 0u;
+        const int32_t* sums =
+            args.call.rdma_channel_prefix_matrix + static_cast<uint32_t>(lane) * uint64_t{args.num_channels};
+        return static_cast<uint32_t>(sums[channel] - (channel == 0 ? 0 : sums[channel - 1]));
+    });
+    auto issued = warp.lanes([](int) { return 0u; });
+    const auto next = [&](int lane) {
+        const uint32_t chunk = issued[lane] + args.rings.rdma_chunk;
+        return chunk < total[lane] ? chunk : total[lane];
+    };
+    for (uint32_t node = channel % num_nodes;;) {
+        const uint32_t left = warp.ballot([&](int lane) { return issued[lane] < total[lane]; });
+        if (!left) return true;
+        const uint32_t ready = wait_chunk(context, left, node, next);
+        if (!ready) return false;
+        for (uint32_t i = 0; i < num_nodes; ++i, node = (node + 1) % num_nodes) {
+            if (!(ready >> node & 1)) continue;
+            const uint32_t first = warp.shuffle(issued, static_cast<int>(node));
+            const uint32_t end = warp.shuffle(warp.lanes(next), static_cast<int>(node));
+            issue_chunk(context, node, first, end - first);
+        }
+        issued = warp.lanes([&](int lane) { return lane < 32 && ready >> lane & 1 ? next(lane) : issued[lane]; });
     }
-};
+}
 
 }  // namespace tracekern

@@ -132,10 +132,10 @@ public:
             const WaitResult slowest = wait_reduced(passed);
             if (!slowest.ok) return false;
             const uint32_t end = slowest.value < count ? slowest.value : count;
-            for (; passed < end; ++passed) {
-                const auto places = places_from_nodes(context_, range.begin + passed);
-                heads = warp_.lanes([&](int lane) { return places[lane] < 0 ? heads[lane] : 1u + places[lane]; });
-            }
+            heads = behind_places(warp_, heads, range.begin + passed, range.begin + end, [&](uint32_t token) {
+                return places_from_nodes(context_, token);
+            });
+            passed = end;
             for (uint32_t risen = warp_.ballot([&](int lane) { return heads[lane] != returned[lane]; }); risen;
                  risen &= risen - 1) {
                 const uint32_t node = first_bit(risen);

@@ -50,7 +50,7 @@ def check_config(config: Any, nodes: Nodes, max_tokens: int, backend: str) -> Co
             f"wanted at most {(FACTS.max_tokens - most_slots) // nodes.num_ranks}"
         )
     if backend == "cpu":
-        check_range("warps of all blocks", config.num_sms * block_warps(nodes), 1, MAX_CPU_WARPS)
+        check_range("warps of all blocks", config.num_sms * block_warps(nodes, backend), 1, MAX_CPU_WARPS)
     return config
 
 
@@ -160,11 +160,6 @@ def check_combine(
     """Returns the biases. Raises BadInput for tensors that combine cannot use."""
     import torch
 
-    if nodes.num_nodes > block_warps(nodes):
-        raise BadInput(
-            f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {block_warps(nodes)}, a warp "
-            "of a block each"
-        )
     num_rows = len(parts.recv_src_meta)
     check_tensor(comm, "x", x, torch.bfloat16, (num_rows, layout.hidden))
     check_aligned("x", x)

@@ -109,14 +109,15 @@ class Kernels:
         self._family = native_family(comm, "two_hop")
         try:
             with comm.device.active():
-                options = {**layout.native(nodes, max_tokens), "first_stage": first_stage, **executor}
+                options = layout.native(nodes, max_tokens, comm.device.backend)
+                options |= {"first_stage": first_stage, **executor}
                 self.native = self._family.Buffer(comm.native, **options)
         except (ValueError, RuntimeError, MemoryError) as error:  # such as more blocks than the GPU holds at once
             raise BadInput(str(error)) from None
-        events, warps = _event_table(nodes, layout, max_tokens, layout.row_bytes), block_warps(nodes)
+        events = _event_table(nodes, layout, max_tokens, layout.row_bytes(nodes))
+        warps = block_warps(nodes, comm.device.backend)
         self._launches = Launches(comm, events, FACTS.roles, layout.config.num_sms, warps)
         self._launches.add_stage("notify_dispatch", events, FACTS.roles, 1 + nodes.num_nodes, warps)
-        self._launches.add_stage("cached_notify", events, FACTS.roles, 1, warps)
         of_combine = _event_table(nodes, layout, max_tokens, layout.combine_row_bytes)
         self._launches.add_stage("combine", of_combine, FACTS.roles, layout.config.num_sms, warps)
         self._poll = CountsPoll(comm, self.native.wait_counts)
@@ -254,17 +255,13 @@ class Kernels:
         after_stage: AfterStage | None,
     ) -> None:
         native_call = self._native_call(tensors, num_tokens, 1)
-        kernels = {stage: launch}
-        if self.native.has_cached_notify:
-            kernels = {"cached_notify": self.native.cached_notify, **kernels}
 
-        def run(stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
-            for name, descriptor in zip(stages, descriptors, strict=True):
-                kernels[name](native_call, descriptor, stream)
+        def run(_: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
+            launch(native_call, descriptors[0], stream)
 
         with self._order.limited(limits), self._order.in_order():
             self._launches.late_us = 0
-            self._launches.start(tuple(kernels), run, int(self.native.epoch), capture, after_stage)
+            self._launches.start((stage,), run, int(self.native.epoch), capture, after_stage)
 
     def _start_notify(self, call: _Call) -> None:
         self._launches.late_us = 0
@@ -376,14 +373,15 @@ def _event_table(nodes: Nodes, layout: Layout, max_tokens: int, row: int) -> str
     }
     bytes_of: dict[str, int | tuple[int, str]] = {
         "copy_to_ring": (row, "nodes"),
-        "issue_put": (row, "tokens"),
-        **dict.fromkeys(("forward_token", "receive_token", "send_row"), row),
+        **dict.fromkeys(("issue_put", "signal_tail"), (row, "tokens")),
+        **dict.fromkeys(("send_token", "receive_token", "send_row"), row),
+        "forward_token": (row, "peers"),
         "sum_in_node": (row, "peers"),
         "reduce_token": (row, "nodes"),
     }
+    part_slots = FACTS.part_slots(config.num_max_nvl_chunked_recv_tokens, nodes.num_nodes)
     slots = {
         "head": config.num_max_rdma_chunked_recv_tokens,
-        "peer_head": config.num_max_nvl_chunked_recv_tokens,
-        "return_head": FACTS.return_slots(config.num_max_nvl_chunked_recv_tokens, nodes.num_nodes),
+        **dict.fromkeys(("peer_head", "return_head"), part_slots),
     }
     return describe(FACTS.event_table(), settings, bytes_of, slots)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 NODE_SIZES = (1, 2, 4, 8)
+MAX_NODES = 16
+"""A warp of a block, at least, forwards for each."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Nodes:
     """Ranks of a node."""
 
     def __post_init__(self) -> None:
-        check_range("nodes", self.num_nodes, 1, 32)
+        check_range("nodes", self.num_nodes, 1, MAX_NODES)
         if self.peers not in NODE_SIZES:
             sizes = ", ".join(map(str, NODE_SIZES))
             raise BadInput(f"a node has {self.peers} ranks; wanted one of {sizes}: choose ranks and nodes so")

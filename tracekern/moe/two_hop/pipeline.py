@@ -25,7 +25,7 @@ from tracekern.moe.two_hop.reference import (
     num_different,
     received_reference,
 )
-from tracekern.moe.two_hop.settings import FACTS, MAX_SLOTS, Config, Layout, block_warps, recommended_config
+from tracekern.moe.two_hop.settings import FACTS, MAX_SLOTS, Config, Layout, block_warps, peer_warps, recommended_config
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ class TwoHopPipeline:
             on_timeout=on_timeout,
             executor=executor,
         )
-        self.comm, self.grid, self.warps = self.buffer.comm, self.config.num_sms, block_warps(nodes)
+        self.comm, self.grid, self.warps = self.buffer.comm, self.config.num_sms, block_warps(nodes, backend)
         self._open()
 
     def _open(self) -> None:
@@ -232,9 +232,7 @@ def why_unsuitable(shape: MoeShape, options: dict[str, int]) -> str:
         return f"hidden is {shape.hidden}; variant two_hop takes a multiple of 8"
     try:
         chosen = chosen_options(shape, options)
-        nodes = Nodes.of(shape.num_ranks, chosen["nodes"])
-        if nodes.num_nodes > block_warps(nodes):
-            return f"{nodes.num_nodes} nodes of {nodes.peers} ranks; combine takes at most {block_warps(nodes)}"
+        Nodes.of(shape.num_ranks, chosen["nodes"])
         config_of(chosen)
     except BadInput as error:
         return str(error)
@@ -247,12 +245,19 @@ def why_unsuitable(shape: MoeShape, options: dict[str, int]) -> str:
 def heap_options(shape: MoeShape, options: dict[str, int]) -> dict[str, int]:
     """Returns the native options that the size of the heap follows from."""
     chosen = chosen_options(shape, options)
-    return {"num_nodes": chosen["nodes"], "fp8": 0, **config_of(chosen).native()}
+    nodes = Nodes.of(shape.num_ranks, chosen["nodes"])
+    return {
+        "num_nodes": nodes.num_nodes,
+        "fp8": 0,
+        "peer_warps": peer_warps(nodes, "cpu"),  # the heap is as large on a GPU
+        **config_of(chosen).native(),
+    }
 
 
 def tensor_bytes(shape: MoeShape) -> int:
     """Returns the bytes of what a rank receives at most."""
-    return shape.num_ranks * shape.max_tokens * _layout_of(shape, recommended_config(shape.num_ranks, 2)).row_bytes
+    layout = _layout_of(shape, recommended_config(shape.num_ranks, 2))
+    return shape.num_ranks * shape.max_tokens * layout.combine_row_bytes
 
 
 def count_wrong_elements(

@@ -23,21 +23,31 @@ NODE_PEERS = 8
 FAULT_SLOTS = dict.fromkeys(
     (
         *("meta", "tail", "head", "prefix", "peer_tail", "peer_head", "return_tail", "return_head"),
-        *("lock", "ready", "forwarded", "summed", "reduced"),
+        *("lock", "ready", "forwarded", "summed", "reduced", "sent", "received", "returned"),
     ),
     "of dispatch channel",
 )
 """Channel -> what the slot of a fault record is."""
 FAULT_VALUES = dict.fromkeys(
-    ("tail", "head", "peer_tail", "peer_head", "return_tail", "return_head", "ready", "forwarded", "summed", "reduced"),
+    (
+        *("tail", "head", "peer_tail", "peer_head", "return_tail", "return_head"),
+        *("ready", "forwarded", "summed", "reduced", "sent", "received", "returned"),
+    ),
     "token",
 )
 """Channel -> what the values of its flags count."""
 
 
-def block_warps(nodes: Nodes) -> int:
+def peer_warps(nodes: Nodes, backend: str) -> int:
+    """Returns the warps of a block for each peer: as many as there may be, on the CPU no more than it takes."""
+    most: int = FACTS.max_warps - FACTS.num_senders - 1
+    least = max(1, -(-(nodes.num_nodes - FACTS.num_senders - 1) // nodes.peers))
+    return least if backend == "cpu" else most // nodes.peers
+
+
+def block_warps(nodes: Nodes, backend: str) -> int:
     """Returns the warps of a block of dispatch or combine."""
-    return int(FACTS.warps(nodes.num_nodes, nodes.peers))
+    return int(FACTS.warps(nodes.num_nodes, nodes.peers, peer_warps(nodes, backend)))
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Config:
     num_sms: int = 20
     """Blocks of a kernel, two for each channel."""
     num_max_nvl_chunked_send_tokens: int = 6
-    """Tokens that a forwarder hands on before it asks for room again."""
+    """Rows that a peer is told of at a time, at least."""
     num_max_nvl_chunked_recv_tokens: int = 256
     """Slots of a ring within a node."""
     num_max_rdma_chunked_send_tokens: int = 6
@@ -71,7 +81,7 @@ class Config:
         if nvl_recv < nvl_send:
             raise BadInput(
                 f"num_max_nvl_chunked_recv_tokens is {nvl_recv}; wanted at least num_max_nvl_chunked_send_tokens, "
-                f"{nvl_send}: a forwarder waits for room for a whole chunk"
+                f"{nvl_send}: there has to be room for a chunk"
             )
         least = FACTS.least_rdma_slots(rdma_send)
         if rdma_recv < least:
@@ -109,8 +119,7 @@ class Config:
         of 8 ranks, as in DeepEP. The hint is for any top-k up to 128, so that a call may need less.
         """
         nodes, row = self._nodes_and_row(hidden_bytes, num_ranks, num_nodes)
-        slots = self.num_max_nvl_chunked_recv_tokens
-        slots = max(slots, nodes.num_nodes * FACTS.return_slots(slots, nodes.num_nodes))  # to receive, and to give back
+        slots = nodes.num_nodes * FACTS.part_slots(self.num_max_nvl_chunked_recv_tokens, nodes.num_nodes)
         return self.num_channels * nodes.peers * whole_chunks(slots * row, LINE_BYTES)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int, num_nodes: int = 0) -> int:
@@ -125,12 +134,18 @@ class Config:
         check_range("hidden_bytes", hidden_bytes, 1, 1 << 21)
         check_range("num_ranks", num_ranks, 1, MAX_EXPERTS)
         nodes = Nodes.of(num_ranks, num_nodes or max(1, num_ranks // NODE_PEERS))
-        return nodes, FACTS.row_bytes(_rounded(hidden_bytes), _rounded(hidden_bytes) // SCALE_GROUP, MAX_TOPK)
+        values = _rounded(hidden_bytes)
+        return nodes, FACTS.row_bytes(values, num_places(nodes), values // SCALE_GROUP, MAX_TOPK)
 
 
 def whole_chunks(tokens: int, chunk: int) -> int:
     """Returns the least number of slots for so many tokens that is a multiple of the chunk."""
     return -(-tokens // chunk) * chunk
+
+
+def num_places(nodes: Nodes) -> int:
+    """Returns the places that a token has with it on its way to another node."""
+    return 0 if nodes.num_nodes == 1 else nodes.peers
 
 
 def _rounded(hidden_bytes: int) -> int:
@@ -175,7 +190,7 @@ class Layout:
     is_fp8: bool
     config: Config
 
-    def native(self, nodes: Nodes, max_tokens: int) -> dict[str, Any]:
+    def native(self, nodes: Nodes, max_tokens: int, backend: str) -> dict[str, Any]:
         """Returns the options of the native functions."""
         return {
             "variant": "two_hop",
@@ -186,26 +201,28 @@ class Layout:
             "topk": self.topk,
             "num_nodes": nodes.num_nodes,
             "fp8": int(self.is_fp8),
+            "peer_warps": peer_warps(nodes, backend),
             **self.config.native(),
         }
 
     def heap_bytes(self, nodes: Nodes, max_tokens: int) -> int:
-        return int(FACTS.heap_bytes(num_ranks=nodes.num_ranks, **self.native(nodes, max_tokens)))
+        options = self.native(nodes, max_tokens, "cpu")  # on a GPU it is as large
+        return int(FACTS.heap_bytes(num_ranks=nodes.num_ranks, **options))
 
     @property
     def num_scales(self) -> int:
         """Scales of a row."""
         return self.hidden // SCALE_GROUP if self.is_fp8 else 0
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a token as it travels."""
-        return int(FACTS.row_bytes(self.hidden * (1 if self.is_fp8 else 2), self.num_scales, self.topk))
+    def row_bytes(self, nodes: Nodes) -> int:
+        """Returns the bytes of a token as it travels."""
+        values = self.hidden * (1 if self.is_fp8 else 2)
+        return int(FACTS.row_bytes(values, num_places(nodes), self.num_scales, self.topk))
 
     @property
     def combine_row_bytes(self) -> int:
         """Bytes of a token as it travels back."""
-        return int(FACTS.row_bytes(self.hidden * 2, 0, self.topk))
+        return int(FACTS.row_bytes(self.hidden * 2, 0, 0, self.topk))
 
     def __str__(self) -> str:
         kind = "fp8" if self.is_fp8 else "bf16"
