@@ -19,7 +19,7 @@ RUNS = {variant: ("p2p_stress", variant, "bf16", "fibers", *ONE_RANK) for varian
     f"low_latency-{pattern}": ("low_latency_stress", "fibers", "1", "3", "6", *ONE_RANK[3:], f"pattern={pattern}")
     for pattern in ("fused", "split", "two_handles", "overlapped")
 }
-RUNS["two_hop"] = ("two_hop_stress", "run", "fibers", *map(str, (1, 1, 2, 9, 16, 2, 2, 1, 7, 1, 1, 0, 2, 1)))
+RUNS["two_hop"] = ("two_hop_stress", "run", "fibers", *map(str, (1, 1, 2, 9, 16, 2, 2, 1, 7, 1, 1, 0, 1, 2, 1)))
 
 
 def end_of(run: str, look: int) -> int | str:
