@@ -361,7 +361,18 @@ REFUSED = {
     "experts of w2": (lambda: refused(w2=draw_words(3, 128, 128)), "w13 has 4 experts, w2 3"),
     "dtype of x": (lambda: refused(x=torch.ones(3, 128)), "x is torch.float32"),
     "dtype of words": (lambda: refused(w13=small_layer().w13.double()), "w13 is torch.float64"),
-    "dtype of choices": (lambda: refused(topk_ids=small_layer().topk_ids.long()), "topk_ids is torch.int64"),
+    "dtype of choices": (
+        lambda: refused(topk_ids=small_layer().topk_ids.short()),
+        r"topk_ids is torch.int16 \[3, 2\]; wanted torch.int32 or torch.int64 \[3, 2\]",
+    ),
+    "shape of choices": (
+        lambda: refused(topk_ids=small_layer().topk_ids.flatten()),
+        r"topk_ids is torch.int32 \[6\]; wanted torch.int32 or torch.int64 \[3, -1\]",
+    ),
+    "layout of choices": (
+        lambda: refused(topk_ids=small_layer().topk_ids.T.contiguous().T),
+        "topk_ids is not contiguous",
+    ),
     "shape of weights": (lambda: refused(topk_ws=torch.ones(3, 3)), r"topk_ws is torch.float32 \[3, 3\]"),
     "device": (lambda: refused(w2=small_layer().w2.to("meta")), "w2 is on meta, other tensors on cpu"),
     "layout": (lambda: refused(x=draw_rows(128, 128).T[:3]), "x is not contiguous"),
@@ -370,6 +381,10 @@ REFUSED = {
         "x begins at an address",
     ),
     "expert": (lambda: refused(topk_ids=small_layer().topk_ids + 3), r"topk_ids\[\d, \d\] is expert \d; wanted -1"),
+    "expert of 64 bits": (
+        lambda: refused(topk_ids=small_layer().topk_ids.long() + (1 << 32)),
+        r"topk_ids\[0, 0\] is expert 429496\d+; wanted -1",
+    ),
     "eids": (lambda: refused(eids=torch.tensor([0, 4], dtype=torch.int32)), "eids has .* wanted 0 to 3"),
     "eids twice": (
         lambda: refused(eids=torch.tensor([1, 1], dtype=torch.int32)),

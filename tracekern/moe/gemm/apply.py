@@ -25,23 +25,30 @@ def fused_moe_apply(
     w2: torch.Tensor,
     *,
     eids: torch.Tensor | None = None,
+    renormalize: bool = False,
     staging: str = "direct",
     detail: int = 0,
     capture: Capture | None = None,
 ) -> torch.Tensor:
     """Applies each token's experts and adds up their weighted results. Returns [num_tokens, hidden] bf16.
 
-    x: [num_tokens, hidden] bf16. topk_ids int32, topk_ws fp32: [num_tokens, topk], from router(); -1: no expert.
-    w13, w2: from pack_w13() and pack_w2(). eids: experts that this call computes, int32; choices of others count as
-    none. staging: how weights come to the multiplication, "direct" or "pinned"; the results are the same bits. detail:
-    the capture gets every detail-th tile of K2 and K4 step by step; 0: none. On a GPU the kernels are started on the
-    current stream. Raises BadInput.
+    x: [num_tokens, hidden] bf16. topk_ids int32 or int64, topk_ws fp32: [num_tokens, topk], for example from router();
+    -1: no expert. w13, w2: from quantize(), or pack_w13() and pack_w2(). eids: experts that this call computes, int32;
+    choices of others count as none. renormalize: divides each token's weights by the sum of all of them, also of those
+    whose choice is none or not in eids, so that results of calls with different eids add up; weights that sum to 0 stay
+    as they are. A token without any choice becomes 0. staging: how weights come to the multiplication, "direct" or
+    "pinned"; the results are the same bits. detail: the capture gets every detail-th tile of K2 and K4 step by step; 0:
+    none. On a GPU the kernels are started on the current stream. Raises BadInput.
     """
     import torch
 
-    _check(x, topk_ids, w13, w2, eids, staging)
+    _check(x, w13, w2, staging)
+    topk_ids = checks.int32_choices(topk_ids, x.shape[0], w13.shape[0], x)
+    checks.check_eids(eids, w13.shape[0], x)
     checks.check_detail(detail)
     checks.check("topk_ws", topk_ws, torch.float32, tuple(topk_ids.shape), x)
+    if renormalize:
+        topk_ws = _renormalized(topk_ws)
     sizes, tensors, out = call_of(x, topk_ids, topk_ws, w13, w2, eids, detail)
     if len(x):
         launch(STAGES, sizes, tensors, device=x.device, staging=staging, capture=capture)
@@ -59,7 +66,7 @@ def call_of(
 ) -> tuple[Sizes, Tensors, torch.Tensor]:
     """Returns the sizes of a call, its tensors with all memory that its kernels need, and of these the result.
 
-    Arguments: see fused_moe_apply().
+    Arguments: see fused_moe_apply(); topk_ids are int32.
     """
     (num_tokens, topk), hidden = topk_ids.shape, x.shape[1]
     num_experts, intermediate, num_rows = w13.shape[0], w13.shape[2] // 2, num_tokens * topk
@@ -92,14 +99,13 @@ def call_of(
     return sizes, tensors, out
 
 
-def _check(
-    x: torch.Tensor,
-    topk_ids: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    eids: torch.Tensor | None,
-    staging: str,
-) -> None:
+def _renormalized(topk_ws: torch.Tensor) -> torch.Tensor:
+    """Returns weights [num_tokens, topk] divided by their sum, or as they are where that is 0."""
+    total = topk_ws.sum(dim=-1, keepdim=True)
+    return topk_ws / total.masked_fill(total == 0, 1.0)
+
+
+def _check(x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, staging: str) -> None:
     """Raises BadInput for tensors that the kernels cannot use."""
     checks.check_staging(staging)
     checks.check_rows("x", x)
@@ -110,5 +116,3 @@ def _check(
     checks.check_weights("w2", w2, intermediate, hidden, x)
     if w2.shape[0] != w13.shape[0]:
         raise BadInput(f"w13 has {w13.shape[0]} experts, w2 {w2.shape[0]}; wanted the same")
-    checks.check_choices(topk_ids, x.shape[0], w13.shape[0], x)
-    checks.check_eids(eids, w13.shape[0], x)

@@ -85,12 +85,18 @@ def check_weights(name: str, words: torch.Tensor, channels: int, rows: int, like
         check_scales(name, words)
 
 
-def check_choices(topk_ids: torch.Tensor, num_tokens: int, num_experts: int, like: torch.Tensor) -> None:
-    """Raises BadInput for choices that are no tensor of experts. On a GPU a choice out of range has no row."""
+def int32_choices(topk_ids: torch.Tensor, num_tokens: int, num_experts: int, like: torch.Tensor) -> torch.Tensor:
+    """Returns choices [num_tokens, topk] as int32, as kernels read them; int32 ids are not copied.
+
+    Raises BadInput for what is no tensor of choices, and on the CPU for one out of range. On a GPU it has no row.
+    """
     import torch
 
     topk = topk_ids.shape[1] if topk_ids.ndim == 2 else -1
-    check("topk_ids", topk_ids, torch.int32, (num_tokens, topk), like)
+    if topk_ids.dtype not in (torch.int32, torch.int64) or tuple(topk_ids.shape) != (num_tokens, topk):
+        raise BadInput(
+            f"topk_ids is {describe_tensor(topk_ids)}; wanted torch.int32 or torch.int64 {[num_tokens, topk]}"
+        )
     check_range("top-k", topk, 1, MAX_TOPK)
     check_range("tokens", num_tokens, 0, MAX_TOKENS)
     check_range("rows, tokens x top-k,", num_tokens * topk, 0, MAX_ROWS - 1)
@@ -102,6 +108,11 @@ def check_choices(topk_ids: torch.Tensor, num_tokens: int, num_experts: int, lik
                 f"topk_ids[{token}, {choice}] is expert {int(topk_ids[token, choice])}; "
                 f"wanted -1 (none) or 0 to {num_experts - 1}"
             )
+    if topk_ids.dtype == torch.int64:
+        # Dropping the upper bits alone could turn a number out of range into that of an expert.
+        topk_ids = topk_ids.clamp(-1, num_experts).int()
+    check("topk_ids", topk_ids, torch.int32, (num_tokens, topk), like)
+    return topk_ids
 
 
 def check_eids(eids: torch.Tensor | None, num_experts: int, like: torch.Tensor) -> None:

@@ -47,11 +47,12 @@ def permute(
 ) -> Permuted:
     """Copies each token [hidden] bf16 to a row for each of its experts, in the order of tokens and choices.
 
-    eids: experts that are computed, int32; a choice of another one has no row, like -1. None: all. Raises BadInput.
+    topk_ids: int32 or int64, -1 for no expert. eids: experts that are computed, int32; a choice of another one has no
+    row, like -1. None: all. Raises BadInput.
     """
     checks.check_rows("x", x)
     check_range("experts", num_experts, 1, checks.MAX_EXPERTS)
-    checks.check_choices(topk_ids, x.shape[0], num_experts, x)
+    topk_ids = checks.int32_choices(topk_ids, x.shape[0], num_experts, x)
     checks.check_eids(eids, num_experts, x)
     num_tokens, topk = topk_ids.shape
     num_listed = num_experts if eids is None else eids.numel()

@@ -192,9 +192,7 @@ def check_experts(
     check_tensor(comm, "recv_topk_weights", recv_topk_weights, torch.float32, (num_rows, layout.topk))
     num_ranks = comm.group.num_ranks
     experts.check(comm, MoeShape(num_ranks, 1, layout.num_experts, layout.topk, layout.hidden, "bf16"))
-    topk_ids: torch.Tensor = recv_topk_idx.int()
-    gemm_checks.check_choices(topk_ids, num_rows, layout.num_experts // num_ranks, recv_x)
-    return topk_ids
+    return gemm_checks.int32_choices(recv_topk_idx, num_rows, layout.num_experts // num_ranks, recv_x)
 
 
 def _check_x(comm: Communicator, x: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
