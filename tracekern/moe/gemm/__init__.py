@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from tracekern.moe.gemm.apply import fused_moe_apply
 from tracekern.moe.gemm.experts import EXPERTS
-from tracekern.moe.gemm.packing import pack_w2, pack_w13, unpack
+from tracekern.moe.gemm.packing import pack_w2, pack_w13, quantize, unpack
 from tracekern.moe.gemm.steps import k2, k4, permute, router, unpermute
 
-__all__ = ["EXPERTS", "fused_moe_apply", "k2", "k4", "pack_w2", "pack_w13", "permute", "router", "unpack", "unpermute"]
+__all__ = [
+    "EXPERTS",
+    "fused_moe_apply",
+    "k2",
+    "k4",
+    "pack_w2",
+    "pack_w13",
+    "permute",
+    "quantize",
+    "router",
+    "unpack",
+    "unpermute",
+]
