@@ -78,9 +78,10 @@ def test_a_call_is_its_five_steps(tokens, topk, experts):
     assert torch.equal(fused_moe_apply(x, ids, weights, w13, w2), unpermute(y_perm, inv, weights))
 
 
-def test_a_choice_out_of_range_has_no_row():
+@pytest.mark.parametrize(("dtype", "beyond"), [(torch.int32, 1 << 30), (torch.int64, 1 << 32)])
+def test_a_choice_out_of_range_has_no_row(dtype, beyond):
     x, words = draw_rows(3, 128).cuda(), words_of("k4", 4, 128, 128)
-    ids = torch.tensor([[0, 4], [-1, -7], [3, 1 << 30]], dtype=torch.int32).cuda()
+    ids = torch.tensor([[0, 4], [-1, -7], [3, beyond]], dtype=dtype).cuda()
     x_perm, off_e, inv = permute(x, ids, 4, eids=torch.tensor([3, 0, 9], dtype=torch.int32).cuda())
     assert off_e.tolist() == [0, 1, 1, 1, 2]
     assert inv.tolist() == [[0, -1], [-1, -1], [1, -1]]
