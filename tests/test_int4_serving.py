@@ -11,6 +11,7 @@ from int4_experts import draw_layer, draw_words
 from tracekern.errors import BadInput
 from tracekern.moe.gemm import fused_moe_apply, pack_w2, pack_w13, permute, quantize, unpack
 from tracekern.moe.gemm.checks import int32_choices
+from tracekern.moe.gemm.experts import Int4Experts
 
 # ---- ids ----
 
@@ -172,11 +173,13 @@ def test_an_expert_of_random_weights_is_off_by_what_is_dropped_and_a_little():
     assert off(fitted, dropped) < 0.8 * off(largest, dropped)
 
 
-def test_a_layer_takes_quantized_weights():
+def test_a_layer_and_the_experts_of_pipelines_take_quantized_weights():
     w13, w2 = draw_weights(2, 256, 128), draw_weights(2, 128, 128, seed=1)
     layer = draw_layer(8, 1, 2, size=128)
     ids = torch.zeros((8, 1), dtype=torch.int64)
-    out = fused_moe_apply(layer.x, ids, torch.ones(8, 1), quantize(w13), quantize(w2))
+    words = quantize(w13), quantize(w2)
+    out = fused_moe_apply(layer.x, ids, torch.ones(8, 1), *words)
+    assert torch.equal(Int4Experts.of(*words).apply(layer.x, ids[:, 0]), out)
     # 0.078, and three roundings to bf16.
     assert off(out, expert_of(layer.x, largest_of_four(w13), largest_of_four(w2))) < 0.1
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Int4Experts(Experts):
-    """The experts of all ranks, as pack_w13() and pack_w2() make them. Pipelines take them for bf16.
+    """The experts of all ranks, as quantize(), or pack_w13() and pack_w2(), make them. Pipelines take them for bf16.
 
     `scale` is 1 for each: what comes back from an expert is moved and weighted, and no longer scaled.
     """
