@@ -39,7 +39,8 @@ def test_kernels_take_at_least_the_time_of_their_bytes_on_the_link(tmp_path, var
     for launch in launches:
         own = spans.launch[stores] == launch
         began_ns, ended_ns = spans.start[spans.launch == launch].min(), spans.end[spans.launch == launch].max()
-        assert ended_ns - began_ns >= 0.999 * num_bytes[own].sum() / GB_PER_S  # ranks' clocks differ in rate
+        # The words behind a row's values, 48 of 2,096 bytes at most, are free; and ranks' clocks differ in rate.
+        assert ended_ns - began_ns >= 0.97 * num_bytes[own].sum() / GB_PER_S
 
 
 @pytest.mark.parametrize(
