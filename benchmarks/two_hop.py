@@ -80,6 +80,14 @@ def measure_rank(options: argparse.Namespace, group: Any, sms: int) -> None:
     buffer.destroy()
 
 
+def rows_out(buffer: Any, handle: Any) -> int:
+    """Returns how many rows leave this rank in a dispatch: for other nodes, and for the other peers of its own."""
+    node, peer = divmod(buffer.rank, buffer.nodes.peers)
+    to_nodes = (handle.send_rdma_head >= 0).sum(0)  # of one node: what stays there
+    to_peers = (handle.send_nvl_head >= 0).sum(0)
+    return int(to_nodes.sum() - to_nodes[node] + to_peers.sum() - to_peers[peer])
+
+
 class Calls:
     """The calls of one rank with a handle."""
 
@@ -91,8 +99,7 @@ class Calls:
         first = buffer.dispatch(batch.x, None, layout[0], layout[1], layout[3], layout[2], *choices, config=config)
         self.rows, self.handle = first[0], first[4]
         buffer.synchronize()
-        to_others = layout[0].sum() - layout[0][buffer.rank]
-        self.bytes_out = int(to_others) * 2 * HIDDEN
+        self.bytes_out = rows_out(buffer, self.handle) * 2 * HIDDEN
         self.sleep_cycles = SLEEP_CYCLES * (6 * options.ranks if options.resident else 1)
 
     def timed_us(self, session: Any) -> list[float]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from int4_experts import MAX_INSTRUCTIONS, draw_words, instructions
-from test_int4_low_latency import poisoned_memory, same_bits
+from int4_experts import MAX_INSTRUCTIONS, instructions
+from test_int4_low_latency import EXPERTS, HIDDEN, INTERMEDIATE, TOKENS, TOPK, draw_experts, poisoned_memory, same_bits
+from test_int4_low_latency import draw as draw_batch
 from two_hop_check import make_buffer
 
 import tracekern
@@ -27,28 +28,16 @@ from tracekern.moe.two_hop.layout import Nodes
 from tracekern.moe.two_hop.pipeline import Carried, TwoHopPipeline, count_wrong_elements
 from tracekern.moe.two_hop.reference import node_reduced_reference
 
-HIDDEN, INTERMEDIATE, EXPERTS, TOPK, TOKENS = 256, 128, 8, 3, 17
 IS_QUEUED = pytest.mark.parametrize("is_queued", [False, True], ids=["counted", "queued"])
-
-
-def draw_experts() -> Int4Experts:
-    w13 = draw_words(EXPERTS, HIDDEN, 2 * INTERMEDIATE, seed=3)
-    return Int4Experts.of(w13, draw_words(EXPERTS, INTERMEDIATE, HIDDEN, seed=4))
 
 
 def draw(rank: int) -> Batch:
     """Rank 1 has no tokens. Nobody chooses expert 2, all choose expert 5, and a third of the last choices is none."""
-    generator = torch.Generator().manual_seed(rank)
-    num_tokens = (TOKENS, 0, 1, 9)[rank]
-    liking = torch.rand((num_tokens, EXPERTS), generator=generator)
-    liking[:, 5], liking[:, 2] = 1, 0
-    topk_idx = liking.argsort(dim=1, descending=True)[:, :TOPK].int().contiguous()
-    topk_idx[:, 2][torch.rand(num_tokens, generator=generator) < 0.3] = -1
-    counts = torch.bincount(topk_idx[topk_idx >= 0].flatten(), minlength=EXPERTS).tolist()
+    batch = draw_batch(rank)
+    counts = torch.bincount(batch.topk_idx[batch.topk_idx >= 0].flatten(), minlength=EXPERTS).tolist()
     per_call = instructions("k2", counts, HIDDEN, INTERMEDIATE) + instructions("k4", counts, INTERMEDIATE, HIDDEN)
     assert 4 * per_call <= MAX_INSTRUCTIONS  # two calls, a reference, and token tiles that ranks do not share
-    x = torch.randn((num_tokens, HIDDEN), generator=generator).bfloat16()
-    return Batch(x, topk_idx, torch.rand((num_tokens, TOPK), generator=generator))
+    return batch
 
 
 def make_pipeline(group: Group, num_nodes: int, **how: object) -> TwoHopPipeline:
@@ -100,8 +89,11 @@ def test_its_kernels_are_on_record_between_dispatch_and_combine(pools, tmp_path:
 
 
 def test_the_reference_is_near_the_sum_without_ranks():
-    """Of products p with the sum A of their sizes, a rank's rows are off by v A, sums of nodes by v (1 + v) A more, and
-    both results by v of themselves; fp32 sums of n terms by g = n 2^-24 A a level. v: the unit roundoff of bf16.
+    """Each rounding to bf16 moves a number by at most v, its unit roundoff, times its size.
+
+    Let A be the sum of the sizes of all products. Rounding the rows of ranks costs at most v A, rounding the sums of
+    nodes v (1 + v) A more, and rounding either result v times that result. An fp32 sum of n terms costs at most
+    g = n 2^-24 times A on each level.
     """
     batch, experts, v, g = draw(0), draw_experts(), 2.0**-8, TOPK * 2.0**-23
     found = node_reduced_reference(batch.x, batch.topk_idx.long(), batch.topk_weights, experts, Nodes.of(4, 2)).double()
@@ -119,7 +111,7 @@ def test_the_reference_is_near_the_sum_without_ranks():
 
 
 def refusals(group: Group) -> dict[str, str]:
-    """What is told of rows and experts that the kernels cannot use."""
+    """Returns the message for each kind of rows and experts that the kernels refuse."""
     buffer, batch, good, told = make_buffer(group, 1), draw(0), draw_experts(), {}
     ids = batch.topk_idx.long()
 

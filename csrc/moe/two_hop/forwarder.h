@@ -146,13 +146,11 @@ private:
     // short, and it may overtake those between.
     TK_DEVICE bool wait_tail(uint32_t position) {
         const uint32_t rank = args_.rank_in(node_);
-        const auto wait_now = [&] {
-            const auto* flag = args_.template own<uint64_t>(args_.tail_flag(channel_, node_, position));
-            const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, position, position);
-            return wait_at_least<TwoHopChannel::tail>(warp_, context_.comm, flag, context_.epoch, position + 1, whom);
-        };
+        const auto* flag = args_.template own<uint64_t>(args_.tail_flag(channel_, node_, position));
+        const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, position, position);
         TK_WAIT(context_.recorder, TwoHopEvent::wait_tail, rank, channel_);
-        const bool ok = wait_now().ok;
+        const bool ok =
+            wait_at_least<TwoHopChannel::tail>(warp_, context_.comm, flag, context_.epoch, position + 1, whom).ok;
         TK_END_IF(ok, rank, position + 1);
         return ok;
     }
