@@ -16,18 +16,12 @@
 #include "platform/simulated_clock.h"
 #include "platform/slow_link.h"
 #include "platform/sparse_multiply.h"
+#include "platform/vectors.h"
 
 namespace tracekern {
 
 constexpr int kLanes = 32;
 constexpr uint32_t kClockShift = 5;  // as CUDA: SimulatedClock goes on by 32 ns
-
-struct alignas(16) Vector16 {
-    uint32_t words[4];
-};
-struct alignas(8) Vector8 {
-    uint32_t words[2];
-};
 
 template <class T>
 struct PerLane {
@@ -185,6 +179,13 @@ inline uint32_t fp8_from_floats(float low, float high) {
 inline uint32_t nibbles_minus_8(uint32_t nibbles) {
     return signed_nibbles_to_bfloat16(nibbles);
 }
+class NibbleSplitter {
+public:
+    SplitNibbles split(uint32_t nibbles) const {
+        const uint32_t both = signed_nibbles_to_bfloat16(nibbles);
+        return {both & 0xffffu, both & 0xffff0000u};
+    }
+};
 inline uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
     return select_bytes(low, high, selector);
 }
@@ -288,6 +289,10 @@ public:
         f();
     }
     // kBatch: on GPUs, vectors of a lane that are loaded side by side.
+    template <class F>
+    void elect(F f) {
+        leader(f);
+    }
     template <class T, uint32_t kBatch = 8>
     void copy_vectors(void* dst, const void* src, uint32_t n) {
         add_outgoing(dst, size_t{n} * sizeof(T));
@@ -319,6 +324,20 @@ public:
                 [&](uint32_t from, uint32_t word) { return column.values[from].words[word]; },
                 [&](uint32_t from) { return metadata.values[from]; });
         });
+    }
+    template <uint32_t kSelector>
+    PerLane<ProductTile> multiply_unordered(const PerLane<SparseRows>& rows,
+                                            const PerLane<DenseColumn>& column,
+                                            const PerLane<uint32_t>& metadata) {
+        return multiply_sparse<kSelector>(rows, column, metadata);
+    }
+    template <class F>
+    PerLane<DenseColumn> load_columns(F place) {
+        return lanes([&](int lane) { return column_of_lane(lane, place); });
+    }
+    PerLane<uint32_t> transpose(const PerLane<uint32_t>& rows) {
+        return lanes(
+            [&](int lane) { return transposed_of_lane(lane, [&](uint32_t from) { return rows.values[from]; }); });
     }
     template <class T>
     T& shared() {

@@ -18,8 +18,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -75,15 +77,26 @@ private:
 
 namespace detail {
 
-struct SharedMemory {
-    explicit SharedMemory(size_t bytes) : words((bytes + sizeof(Vector16) - 1) / sizeof(Vector16)) {}
-    std::vector<Vector16> words;
+// Begins with 0. Not a byte more than a kernel asked for, so that sanitizers see what is beyond.
+class SharedMemory {
+public:
+    explicit SharedMemory(size_t bytes) : memory_(::operator new(bytes, kAlignment)) {
+        std::memset(memory_.get(), 0, bytes);
+    }
+    void* get() const { return memory_.get(); }
+
+private:
+    static constexpr std::align_val_t kAlignment{1024};  // what copy_box() wants, the most of all
+    struct Delete {
+        void operator()(void* memory) const { ::operator delete(memory, kAlignment); }
+    };
+    std::unique_ptr<void, Delete> memory_;
 };
 
 class ThreadBlock final : public BlockContext {
 public:
     ThreadBlock(uint32_t num_warps, size_t shared_bytes) : memory_(shared_bytes), barrier_(num_warps) {
-        shared = memory_.words.data();
+        shared = memory_.get();
     }
     void sync() override { barrier_.arrive_and_wait(); }
     void relax(uint32_t& spins) override { relax_thread(spins); }
@@ -98,7 +111,7 @@ class FiberBlock final : public BlockContext {
 public:
     FiberBlock(FiberScheduler& scheduler, uint32_t num_warps, size_t shared_bytes)
         : memory_(shared_bytes), scheduler_(scheduler), num_warps_(num_warps) {
-        shared = memory_.words.data();
+        shared = memory_.get();
     }
     void sync() override {
         const uint32_t generation = generation_;

@@ -6,20 +6,15 @@
 
 #include "platform/copy.h"
 #include "platform/number.h"
+#include "platform/predicated_stores.h"
 #include "platform/sparse_multiply.h"
+#include "platform/vectors.h"
 
 namespace tracekern {
 
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr uint32_t kClockShift = 5;  // %globaltimer goes on by 32 ns
-
-struct alignas(16) Vector16 {
-    uint32_t words[4];
-};
-struct alignas(8) Vector8 {
-    uint32_t words[2];
-};
 
 template <class T>
 struct PerLane {
@@ -70,120 +65,6 @@ TK_DEVICE uint64_t read_cycles_after(uint64_t value) {
     return cycles;
 }
 #undef TK_READ_AFTER
-
-// Where bit kBit of `wanted` is set: moves `next` behind its place. Returns whether that is not beyond `limit`. Only
-// the low words count: a carry would cost three more instructions. Here and below a few predicated instructions and no
-// branch; the compiler's own choice for them is twice that. The bit itself is made the step: a choice between two
-// numbers takes an instruction more.
-template <uint32_t kBit, class Record>
-TK_DEVICE bool take_place(uint32_t wanted, Record*& next, uint32_t limit) {
-    constexpr uint32_t kRecordBit = 4;
-    static_assert(sizeof(Record) == 1 << kRecordBit);
-    uint32_t fits;
-    asm("{\n\t.reg .pred %%wanted, %%fits;\n\t.reg .b32 %%low, %%high, %%step;\n\t"
-        "and.b32 %%step, %2, %4;\n\t"
-        "setp.ne.u32 %%wanted, %%step, 0;\n\t"
-        "shr.u32 %%step, %%step, %5;\n\t"
-        "mov.b64 {%%low, %%high}, %0;\n\t"
-        "mad.lo.u32 %%low, %%step, %6, %%low;\n\t"
-        "min.u32 %%low, %%low, %7;\n\t"
-        "setp.le.and.u32 %%fits, %%low, %3, %%wanted;\n\t"
-        "selp.u32 %1, 1, 0, %%fits;\n\t"
-        "mov.b64 %0, {%%low, %%high};\n\t}"
-        : "+l"(next), "=r"(fits)
-        : "r"(wanted),
-          "r"(limit),
-          "n"(1u << kBit),
-          "n"(kBit > kRecordBit ? kBit - kRecordBit : 0),
-          "n"(kBit > kRecordBit ? 1 : 1 << (kRecordBit - kBit)),
-          "n"(kLastPlace));
-    return fits;
-}
-
-// Where `enabled`: stores 16 or 8 bytes at `place` + kOffset bytes, in global memory.
-template <int kOffset = 0, class Record>
-TK_DEVICE void put_if(bool enabled, void* place, const Record& record) {
-    if constexpr (sizeof(Record) == sizeof(Vector16)) {
-        const auto value = bits_as<Vector16>(record);
-        asm volatile(
-            "{\n\t.reg .pred %%enabled;\n\t"
-            "setp.ne.u32 %%enabled, %1, 0;\n\t"
-            "@%%enabled st.global.v4.b32 [%0 + %6], {%2, %3, %4, %5};\n\t}" ::"l"(place),
-            "r"(uint32_t{enabled}),
-            "r"(value.words[0]),
-            "r"(value.words[1]),
-            "r"(value.words[2]),
-            "r"(value.words[3]),
-            "n"(kOffset)
-            : "memory");
-    } else {
-        const auto value = bits_as<Vector8>(record);
-        asm volatile(
-            "{\n\t.reg .pred %%enabled;\n\t"
-            "setp.ne.u32 %%enabled, %1, 0;\n\t"
-            "@%%enabled st.global.v2.b32 [%0 + %4], {%2, %3};\n\t}" ::"l"(place),
-            "r"(uint32_t{enabled}),
-            "r"(value.words[0]),
-            "r"(value.words[1]),
-            "n"(kOffset)
-            : "memory");
-    }
-}
-
-// Where `wanted` is not 0: counts `room` and takes it from `free` if there is so much. Returns whether it was taken.
-TK_DEVICE bool take_if(uint32_t wanted, uint32_t room, uint32_t& free, uint32_t& attempted) {
-    uint32_t taken;
-    asm("{\n\t.reg .pred %%wanted, %%taken;\n\t"
-        "setp.ne.u32 %%wanted, %3, 0;\n\t"
-        "setp.ge.and.u32 %%taken, %0, %4, %%wanted;\n\t"
-        "@%%wanted add.u32 %1, %1, %4;\n\t"
-        "@%%taken sub.u32 %0, %0, %4;\n\t"
-        "selp.u32 %2, 1, 0, %%taken;\n\t}"
-        : "+r"(free), "+r"(attempted), "=r"(taken)
-        : "r"(wanted), "r"(room));
-    return taken;
-}
-
-// Where `enabled`: stores a record of 16 bytes in global memory and counts it.
-template <class Record>
-TK_DEVICE void store_if(bool enabled, Record* place, uint32_t& count, const Record& record) {
-    static_assert(sizeof(Record) == sizeof(Vector16));
-    const auto value = bits_as<Vector16>(record);
-    asm volatile(
-        "{\n\t.reg .pred %%enabled;\n\t"
-        "setp.ne.u32 %%enabled, %2, 0;\n\t"
-        "@%%enabled st.global.v4.b32 [%1], {%3, %4, %5, %6};\n\t"
-        "@%%enabled add.u32 %0, %0, 1;\n\t}"
-        : "+r"(count)
-        : "l"(place),
-          "r"(uint32_t{enabled}),
-          "r"(value.words[0]),
-          "r"(value.words[1]),
-          "r"(value.words[2]),
-          "r"(value.words[3])
-        : "memory");
-}
-
-// Where `enabled`: stores a record of 16 bytes at `next`, which goes on by one. Only the low word of `next` is counted
-// up: a carry would cost three more instructions, with 32 warps on an SM a tenth of a span. Whatever is counted up by,
-// it is added and not predicated: the compiler copied the address before each predicated addition, which made a span
-// 2 to 11 ns longer.
-template <class Record>
-TK_DEVICE void append_if(bool enabled, Record*& next, const Record& record) {
-    static_assert(sizeof(Record) == sizeof(Vector16));
-    const auto value = bits_as<Vector16>(record);
-    const uint32_t bytes = enabled ? sizeof(Record) : 0;
-    asm volatile(
-        "{\n\t.reg .pred %%enabled;\n\t.reg .b32 %%low, %%high;\n\t"
-        "setp.ne.u32 %%enabled, %1, 0;\n\t"
-        "@%%enabled st.global.v4.b32 [%0], {%2, %3, %4, %5};\n\t"
-        "mov.b64 {%%low, %%high}, %0;\n\t"
-        "add.u32 %%low, %%low, %1;\n\t"
-        "mov.b64 %0, {%%low, %%high};\n\t}"
-        : "+l"(next)
-        : "r"(bytes), "r"(value.words[0]), "r"(value.words[1]), "r"(value.words[2]), "r"(value.words[3])
-        : "memory");
-}
 
 TK_DEVICE uint32_t first_bit(uint32_t bits) {
     return static_cast<uint32_t>(__ffs(static_cast<int>(bits))) - 1;
@@ -389,6 +270,29 @@ TK_DEVICE uint32_t nibbles_minus_8(uint32_t nibbles) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(numbers) : "r"(biased), "r"(kOne), "r"(kMinus136));
     return numbers;
 }
+// The same, each number alone. Of constants that ptxas knows it makes some anew wherever it wants them. A grid has one
+// dimension, but ptxas does not know.
+class NibbleSplitter {
+public:
+    TK_DEVICE NibbleSplitter() {
+        uint32_t zero;
+        asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(zero));
+        nibbles_ = 0x000f000fu ^ zero;
+        one_low_ = 0x00003f80u ^ zero;
+        one_high_ = 0x3f800000u ^ zero;
+    }
+    TK_DEVICE SplitNibbles split(uint32_t nibbles) const {
+        uint32_t biased;
+        SplitNibbles numbers;
+        asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(biased) : "r"(nibbles), "r"(nibbles_), "n"(0x43004300u));
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(numbers.low) : "r"(biased), "r"(one_low_), "r"(0x0000c308u));
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(numbers.high) : "r"(biased), "r"(one_high_), "r"(0xc3080000u));
+        return numbers;
+    }
+
+private:
+    uint32_t nibbles_, one_low_, one_high_;
+};
 TK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
     uint32_t bytes;
     // Not __byte_perm(), which first takes from the selector what the instruction would read as a sign.
@@ -479,6 +383,23 @@ public:
         if (lane_ == 0) f();
         __syncwarp();
     }
+    // The compiler knows that it is one: copies want it, which would be a loop over lanes else.
+    template <class F>
+    TK_DEVICE void elect(F f) {
+        __syncwarp();
+#if __CUDA_ARCH__ >= 900
+        uint32_t is_elected;
+        asm volatile(
+            "{\n\t.reg .pred %%elected;\n\t"
+            "elect.sync _|%%elected, 0xffffffff;\n\t"
+            "selp.u32 %0, 1, 0, %%elected;\n\t}"
+            : "=r"(is_elected));
+        if (is_elected) f();
+#else
+        if (lane_ == 0) f();
+#endif
+        __syncwarp();
+    }
     template <class T, uint32_t kBatch = 8>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
         if constexpr (sizeof(T) == sizeof(Vector16)) {
@@ -500,32 +421,59 @@ public:
                      : "memory");
         return {column};
     }
+    template <class F>
+    TK_DEVICE PerLane<DenseColumn> load_columns(F place) {
+        const uint32_t at = shared_address(place(static_cast<int>(lane_)));
+        DenseColumn column;
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(column.words[0]), "=r"(column.words[1]), "=r"(column.words[2]), "=r"(column.words[3])
+                     : "r"(at)
+                     : "memory");
+        return {column};
+    }
+    TK_DEVICE PerLane<uint32_t> transpose(const PerLane<uint32_t>& rows) {
+        uint32_t columns;
+        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows.value));
+        return {columns};
+    }
+
+#define TK_MULTIPLY_SPARSE(instruction)                                                                      \
+    const uint32_t(&a)[4] = rows.value.words;                                                                \
+    const uint32_t(&b)[4] = column.value.words;                                                              \
+    ProductTile product;                                                                                     \
+    asm(instruction                                                                                          \
+        ".sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "                                                  \
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%12, %12, %12, %12}, %13, %14;"            \
+        : "=f"(product.values[0]), "=f"(product.values[1]), "=f"(product.values[2]), "=f"(product.values[3]) \
+        : "r"(a[0]),                                                                                         \
+          "r"(a[1]),                                                                                         \
+          "r"(a[2]),                                                                                         \
+          "r"(a[3]),                                                                                         \
+          "r"(b[0]),                                                                                         \
+          "r"(b[1]),                                                                                         \
+          "r"(b[2]),                                                                                         \
+          "r"(b[3]),                                                                                         \
+          "f"(0.0f),                                                                                         \
+          "r"(metadata.value),                                                                               \
+          "n"(kSelector));                                                                                   \
+    return { product }
     template <uint32_t kSelector>
     TK_DEVICE PerLane<ProductTile> multiply_sparse(const PerLane<SparseRows>& rows,
                                                    const PerLane<DenseColumn>& column,
                                                    const PerLane<uint32_t>& metadata) {
-        const uint32_t(&a)[4] = rows.value.words;
-        const uint32_t(&b)[4] = column.value.words;
-        ProductTile product;
-        asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
-            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%12, %12, %12, %12}, %13, %14;"
-            : "=f"(product.values[0]), "=f"(product.values[1]), "=f"(product.values[2]), "=f"(product.values[3])
-            : "r"(a[0]),
-              "r"(a[1]),
-              "r"(a[2]),
-              "r"(a[3]),
-              "r"(b[0]),
-              "r"(b[1]),
-              "r"(b[2]),
-              "r"(b[3]),
-              "f"(0.0f),
-              "r"(metadata.value),
-              "n"(kSelector));
-        return {product};
+        TK_MULTIPLY_SPARSE("mma.sp::ordered_metadata");
     }
+    template <uint32_t kSelector>
+    TK_DEVICE PerLane<ProductTile> multiply_unordered(const PerLane<SparseRows>& rows,
+                                                      const PerLane<DenseColumn>& column,
+                                                      const PerLane<uint32_t>& metadata) {
+        TK_MULTIPLY_SPARSE("mma.sp");
+    }
+#undef TK_MULTIPLY_SPARSE
+
     template <class T>
     TK_DEVICE T& shared() {
-        extern __shared__ __align__(16) unsigned char shared_bytes[];
+        extern __shared__ __align__(1024) unsigned char shared_bytes[];  // see copy_box() in platform/bulk.h
         return *reinterpret_cast<T*>(shared_bytes);
     }
     TK_DEVICE void sync() { __syncwarp(); }

@@ -35,11 +35,16 @@
 //   from_floats<T>(low, high)                      two of 16 bits in one word
 //   fp8_from_floats(low, high)                     two of 8 bits in the low half of a word
 //   nibbles_minus_8(word)                          bf16 of the low 4 bits of each half, less 8
+//   NibbleSplitter().split(word)                   each of these numbers alone in its half of a word, the other half 0
 //   permute_bytes(low, high, selector)            4 bytes of the 8, each named by 4 bits of `selector`: 0 to 7
 //
-// Warp::gather(x, source) gives each lane the x of lane source(lane). Warp::load_transposed(rows) loads [32][8] numbers
-// of 16 bits from shared memory, 16 bytes a row, as the dense operand of Warp::multiply_sparse<kSelector>(rows, column,
-// metadata); see platform/sparse_multiply.h.
+// Warp::elect(f) is Warp::leader(f) by whichever lane. Warp::gather(x, source) gives each lane the x of lane
+// source(lane). Warp::load_transposed(rows) loads [32][8] numbers of 16 bits from shared memory, 16 bytes a row, as the
+// dense operand of Warp::multiply_sparse<kSelector>(rows, column, metadata); see platform/sparse_multiply.h.
+// Warp::load_columns(place) loads the same operand from columns in shared memory: place(lane) is where the 16 bytes of
+// column lane % 8 stand, of channels 8 * (lane / 8) on. Warp::multiply_unordered() is the same product of numbers in
+// any order of their places, no two of a chunk at one. Warp::transpose(rows) turns an 8 x 8 matrix of 16 bits, of which
+// lane 4 i + j has numbers 2 j and 2 j + 1 of row i.
 //
 // WarpGroup(id, num_warps, warp, arrivals) is some warps of a block that meet, of which all call its block_sync() or
 // all its block_sync_count(), which are those of a Warp otherwise. id: 1 to 15. Machines without named barriers count
@@ -91,6 +96,12 @@ template <class Record>
 TK_DEVICE uint32_t num_appended(const Record* first, const Record* next) {
     const uintptr_t bytes = reinterpret_cast<uintptr_t>(next) - reinterpret_cast<uintptr_t>(first);
     return static_cast<uint32_t>(bytes) / static_cast<uint32_t>(sizeof(Record));
+}
+
+// A condition that is the same in all lanes. By a vote: the compiler keeps what the lanes have in common in one place
+// only as long as it knows that no branch has divided them, and of what was loaded it does not.
+TK_DEVICE bool holds_for_all(Warp& warp, bool condition) {
+    return warp.ballot([&](int) { return condition; }) != 0;
 }
 
 // Copies `bytes` (a multiple of 2) with all lanes; 16 bytes a lane where both sides allow it.

@@ -35,13 +35,18 @@ concept DeviceWarp =
         { warp.sum_over(n, of_index) } -> std::same_as<uint32_t>;
         { warp.once(value) } -> std::same_as<uint32_t>;
         { warp.leader(act) } -> std::same_as<void>;
+        { warp.elect(act) } -> std::same_as<void>;
         { warp.template copy_vectors<Vector16>(memory, memory, n) } -> std::same_as<void>;
         { warp.template copy_vectors<Vector16, 2>(memory, memory, n) } -> std::same_as<void>;
         { warp.template shared<uint32_t>() } -> std::same_as<uint32_t&>;
     } &&
-    requires(Warp warp, const void* rows, PerLane<SparseRows> a, PerLane<DenseColumn> b, PerLane<uint32_t> metadata) {
+    requires(Warp warp, const void* rows, PerLane<SparseRows> a, PerLane<DenseColumn> b, PerLane<uint32_t> metadata,
+             const void* (*place)(int)) {
         { warp.load_transposed(rows) } -> std::same_as<PerLane<DenseColumn>>;
         { warp.template multiply_sparse<0>(a, b, metadata) } -> std::same_as<PerLane<ProductTile>>;
+        { warp.template multiply_unordered<0>(a, b, metadata) } -> std::same_as<PerLane<ProductTile>>;
+        { warp.load_columns(place) } -> std::same_as<PerLane<DenseColumn>>;
+        { warp.transpose(metadata) } -> std::same_as<PerLane<uint32_t>>;
     } &&
     // Where warps meet, wait and stop.
     requires(Warp warp, const Warp own, uint32_t spins) {

@@ -193,6 +193,13 @@ TK_DEVICE uint32_t fp8_from_floats(float low, float high) {
 TK_DEVICE uint32_t nibbles_minus_8(uint32_t nibbles) {
     return signed_nibbles_to_bfloat16(nibbles);
 }
+class NibbleSplitter {
+public:
+    TK_DEVICE SplitNibbles split(uint32_t nibbles) const {
+        const uint32_t both = signed_nibbles_to_bfloat16(nibbles);
+        return {both & 0xffffu, both & 0xffff0000u};
+    }
+};
 TK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
     return select_bytes(low, high, selector);
 }
@@ -278,6 +285,10 @@ public:
         if (lane_ == 0) f();
         sync();
     }
+    template <class F>
+    TK_DEVICE void elect(F f) {
+        leader(f);
+    }
     template <class T, uint32_t kBatch = 8>
     TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
         if constexpr (sizeof(T) == sizeof(Vector16)) {
@@ -312,6 +323,20 @@ public:
             [&](uint32_t from, uint32_t word) { return broadcast(rows.value.words[word], static_cast<int>(from)); },
             [&](uint32_t from, uint32_t word) { return broadcast(column.value.words[word], static_cast<int>(from)); },
             [&](uint32_t from) { return broadcast(metadata.value, static_cast<int>(from)); })};
+    }
+    template <uint32_t kSelector>
+    TK_DEVICE PerLane<ProductTile> multiply_unordered(const PerLane<SparseRows>& rows,
+                                                      const PerLane<DenseColumn>& column,
+                                                      const PerLane<uint32_t>& metadata) {
+        return multiply_sparse<kSelector>(rows, column, metadata);
+    }
+    template <class F>
+    TK_DEVICE PerLane<DenseColumn> load_columns(F place) {
+        return {column_of_lane(static_cast<int>(lane_), place)};
+    }
+    TK_DEVICE PerLane<uint32_t> transpose(const PerLane<uint32_t>& rows) {
+        const auto of_lane = [&](uint32_t from) { return broadcast(rows.value, static_cast<int>(from)); };
+        return {transposed_of_lane(static_cast<int>(lane_), of_lane)};
     }
     template <class T>
     TK_DEVICE T& shared() {

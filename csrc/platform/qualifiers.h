@@ -1,7 +1,7 @@
 // Function qualifiers of the three backends. TK_DEVICE is compiled into its callers, TK_DEVICE_CALL is a function of
 // its own; TK_KERNEL is an entry point with a C name, TK_ENTRY one that may be a template, for blocks of at most so
-// many threads; TK_ARGUMENT goes before the type of an entry point's argument that it hands on by reference;
-// TK_VARIABLE is a variable of the device code, on GPUs one a source file.
+// many threads, of which an SM is to hold so many at once; TK_ARGUMENT goes before the type of an entry point's
+// argument that it hands on by reference; TK_VARIABLE is a variable of the device code, on GPUs one a source file.
 #pragma once
 
 #if defined(__HIP__)
@@ -10,23 +10,23 @@
     #define TK_DEVICE_CALL TK_DEVICE  // what a call costs there was not measured
     #define TK_HOST_DEVICE __attribute__((host)) __attribute__((device)) inline
     #define TK_KERNEL      extern "C" __attribute__((global)) void
-    #define TK_ENTRY(max_threads) \
+    #define TK_ENTRY(max_threads, min_blocks) \
         __attribute__((global)) void __attribute__((amdgpu_flat_work_group_size(1, max_threads)))
     #define TK_ARGUMENT const
     #define TK_VARIABLE static __attribute__((device))
     #define TK_GPU      1
 #elif defined(__CUDACC__)
-    #define TK_DEVICE             __device__ __forceinline__
-    #define TK_DEVICE_CALL        inline __device__ __noinline__
-    #define TK_HOST_DEVICE        __host__ __device__ inline
-    #define TK_KERNEL             extern "C" __global__ void
+    #define TK_DEVICE                         __device__ __forceinline__
+    #define TK_DEVICE_CALL                    inline __device__ __noinline__
+    #define TK_HOST_DEVICE                    __host__ __device__ inline
+    #define TK_KERNEL                         extern "C" __global__ void
     // One block an SM: with 512 threads up to 128 registers each. Without the 1, ptxas 13.0 takes fewer, for more
     // blocks, and spills.
-    #define TK_ENTRY(max_threads) __global__ void __launch_bounds__(max_threads, 1)
+    #define TK_ENTRY(max_threads, min_blocks) __global__ void __launch_bounds__(max_threads, min_blocks)
     // Without it a function of its own that takes the reference makes each thread copy the argument to its stack.
-    #define TK_ARGUMENT           const __grid_constant__
-    #define TK_VARIABLE           static __device__
-    #define TK_GPU                1
+    #define TK_ARGUMENT                       const __grid_constant__
+    #define TK_VARIABLE                       static __device__
+    #define TK_GPU                            1
 #else
     #define TK_DEVICE      inline
     #define TK_DEVICE_CALL inline

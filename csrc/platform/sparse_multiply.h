@@ -24,6 +24,13 @@ struct ProductTile {
     float values[4];
 };
 
+// Two numbers of 4 bits, less 8, as bf16: one in the low half of its word, one in the high half of its own. The other
+// halves are 0.
+struct SplitNibbles {
+    uint32_t low;
+    uint32_t high;
+};
+
 // Metadata of chunks 0-3 of a group's rows is lane 2 * kSelector's, of chunks 4-7 that of the lane behind it: row g in
 // the low half, row g + 8 in the high half, 4 bits a chunk. Those of other lanes are not looked at.
 constexpr uint32_t kFirstPair = 0x4;   // numbers at places 0 and 1
@@ -84,6 +91,26 @@ TK_DEVICE ProductTile sparse_product_of_lane(int lane, Rows rows, Column column,
         }
     }
     return product;
+}
+
+// What one lane gets of Warp::load_columns(place).
+template <class F>
+TK_DEVICE DenseColumn column_of_lane(int lane, F place) {
+    DenseColumn column;
+    TK_UNROLL
+    for (uint32_t word = 0; word < 4; ++word) {
+        const auto* part = static_cast<const uint32_t*>(place(static_cast<int>(8 * word + lane_group(lane))));
+        column.words[word] = part[lane_in_group(lane)];
+    }
+    return column;
+}
+
+// What one lane gets of Warp::transpose(). rows(lane): what another lane holds; all lanes ask at once.
+template <class Rows>
+TK_DEVICE uint32_t transposed_of_lane(int lane, Rows rows) {
+    const uint32_t column = lane_group(lane), first = 8 * lane_in_group(lane) + column / 2;
+    const uint32_t shift = column % 2 * 16;
+    return (rows(first) >> shift & 0xffffu) | (rows(first + 4) >> shift) << 16;
 }
 
 }  // namespace tracekern
