@@ -74,6 +74,16 @@ def find_nvcc() -> str | None:
     return nvcc if is_wanted else None
 
 
+def quiet_flags() -> list[str]:
+    """Returns flags against a line of ptxas for each sparse product whose metadata has no order, where it has them."""
+    flag = "--suppress-sparse-mma-advisory-info"
+    try:
+        known = subprocess.run(["ptxas", "--help"], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return ["-Xptxas", flag] if flag in known else []
+
+
 JOBS = count_jobs()
 ParallelCompile(default=JOBS).install()
 NVCC = find_nvcc()
@@ -120,9 +130,16 @@ class BuildExtensions(build_ext):
         if not self.force and target.exists() and target.stat().st_mtime > newest:
             return
         architecture = os.environ.get("TRACEKERN_CUDA_ARCH") or next(iter(architectures_here()), "sm_90")
+        architecture = {"sm_90": "sm_90a"}.get(architecture, architecture)  # warpgroup products are in no other
         num_files = len(extension.sources)
         command = [
-            *(NVCC, f"-arch={architecture}", *NVCC_FLAGS, f"--split-compile={max(1, JOBS // num_files)}"),
+            *(
+                NVCC,
+                f"-arch={architecture}",
+                *NVCC_FLAGS,
+                *quiet_flags(),
+                f"--split-compile={max(1, JOBS // num_files)}",
+            ),
             *os.environ.get("TRACEKERN_NVCC_FLAGS", "").split(),
             *(f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"),
         ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
 from tracekern.moe.gemm.kernels import FACTS
+from tracekern.timeline.model import Timeline
 
 HIDDEN = 256
 """And intermediate size, where a test needs no other."""
@@ -73,6 +75,39 @@ def draw_layer(tokens: int, topk: int, experts: int, *, size: int = HIDDEN, only
 
 def num_tiles(counts: list[int]) -> int:
     return sum(-(-count // FACTS.tile_tokens) for count in counts)
+
+
+RING_CONSUMERS = 8
+"""Warps of a block that multiply with staging "ring"."""
+_WIDTHS = (8, 16, 32, 64)
+"""Tokens of a ring's tile: the largest again and again, and the least that holds what is left."""
+_RING_OUTPUTS = {"k2": 128, "k4": 256}
+
+
+def ring_tiles(stage: str, counts: list[int], outputs: int) -> Counter[tuple[str, int]]:
+    """Returns how many tiles of each width each launch of K2 or K4 has with staging "ring"."""
+    tiles: Counter[tuple[str, int]] = Counter()
+    for count in counts:
+        widths = [_WIDTHS[-1]] * (count // _WIDTHS[-1])
+        if left := count % _WIDTHS[-1]:
+            widths.append(min(width for width in _WIDTHS if width >= left))
+        for width in widths:
+            name = f"{stage}_many" if width > FACTS.few_tokens else stage
+            tiles[name, width] += -(-outputs // _RING_OUTPUTS[stage])
+    return tiles
+
+
+def recorded_ring_tiles(timeline: Timeline) -> Counter[tuple[str, int]]:
+    """Returns the same of a capture, whose consumers have to have each tile alike."""
+    spans, consumers = timeline.spans, Counter()
+    for row in timeline.rows_of("multiply_tile").tolist():
+        name, payload = timeline.launches[spans.launch[row]].name, int(spans.begin_payload[row])
+        track = timeline.tracks[spans.track[row]]
+        assert dict(track.kernel_roles).get(name, track.role) == "consumer"
+        consumers[name, payload & 0x7F] += 1
+    assert [tile for tile, count in consumers.items() if count % RING_CONSUMERS] == []
+    assert len(timeline.rows_of("epilogue")) == sum(consumers.values())
+    return Counter({tile: count // RING_CONSUMERS for tile, count in consumers.items()})
 
 
 def instructions(stage: str, counts: list[int], channels: int, outputs: int) -> int:

@@ -31,11 +31,13 @@ def readable(symbol: str) -> str:
     variants = list(getattr(_C.families[family], "variants", ()))  # one without has ways of staging
     variants += getattr(_C.families[family], "stagings", [])
     stages = [int(choice.rpartition(")")[2]) for choice in choices if "Stage)" in choice]
+    own_staging = [words.rpartition("_")[2]] if words.rpartition("_")[2] in variants else []
     if stages:  # one body for several kernels
         words = f"{family}_{_C.families[family].stages[stages[0]]}"
     variant = [
         variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice or "Staging)" in choice
     ]
+    variant += own_staging
     variant += [_RESULTS[choice] for choice in choices if choice in _RESULTS]
     variant += ["steps"] if any(choice.endswith("Detail)1") for choice in choices) else []
     number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]

@@ -1,9 +1,10 @@
-"""A program from a copy of the sources in which $LEFT_OUT names the barrier that is left out."""
+"""A program from a copy of the sources in which $LEFT_OUT names the barrier, or the edit, that is left out."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from attack import DELAYS
@@ -14,6 +15,7 @@ LEFT_OUT = "LEFT_OUT"
 P2P_FILES = ("comm/barrier.h", "moe/p2p/call.h", "moe/p2p/counts.h", "moe/p2p/worklog/combine.h")
 LOW_LATENCY_FILES = tuple(f"moe/low_latency/{name}.h" for name in ("barriers", "dispatch", "combine"))
 TWO_HOP_FILES = ("moe/two_hop/notify.h", "moe/two_hop/dispatch.h", "moe/two_hop/combine.h", "moe/two_hop/one_node.h")
+INT4_RING_FILES = ("moe/gemm/stages.h", "moe/gemm/reg.h")
 
 _WARPS = r"((?:context\.)?warp|group|casters)"
 """Those that meet: all of a block, or a group of them."""
@@ -23,9 +25,24 @@ _BARRIER = re.compile(
 
 _CHOICE = f"""
 #include <cstdlib>
+#include <cstring>
 inline const char* const left_out_site = std::getenv("{LEFT_OUT}");
-inline bool left_out(int site) {{ return left_out_site && std::atoi(left_out_site) == site; }}
+inline bool left_out(const char* site) {{ return left_out_site && std::strcmp(left_out_site, site) == 0; }}
 """
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Another way to write a place in a file of csrc, which asks left_out("name") whether it is to be wrong."""
+
+    file: str
+    old: str
+    new: str
+
+
+def sites_of(edits: tuple[Edit, ...]) -> list[str]:
+    """The names that edits ask for, each once."""
+    return list(dict.fromkeys(name for edit in edits for name in re.findall(r'left_out\("(\w+)"\)', edit.new)))
 
 
 def barriers_in(files: tuple[str, ...]) -> list[str]:
@@ -37,8 +54,8 @@ def barriers_in(files: tuple[str, ...]) -> list[str]:
     return found
 
 
-def numbered_program(directory: Path, program: str, files: tuple[str, ...]) -> Path:
-    """tests/cpp/PROGRAM.cpp for the race detector; the barriers of `files` are numbered."""
+def numbered_program(directory: Path, program: str, files: tuple[str, ...], edits: tuple[Edit, ...] = ()) -> Path:
+    """tests/cpp/PROGRAM.cpp for the race detector; the barriers of `files` are numbered, `edits` are made."""
     copy = directory / "csrc"
     shutil.copytree(CSRC, copy)
     numbers = iter(range(len(barriers_in(files))))
@@ -46,11 +63,15 @@ def numbered_program(directory: Path, program: str, files: tuple[str, ...]) -> P
     def may_be_left_out(match: re.Match[str]) -> str:
         meets = match[1] or match[2]
         barrier = f"{meets}.block_sync()" if meets else match[0].rstrip(";")
-        return f"(left_out({next(numbers)}) ? void() : {barrier});"
+        return f'(left_out("{next(numbers)}") ? void() : {barrier});'
 
     for name in files:
         (copy / name).write_text(_BARRIER.sub(may_be_left_out, (copy / name).read_text()))
-    perturb = copy / "comm" / "perturb.h"
-    perturb.write_text(perturb.read_text() + _CHOICE)
+    for edit in edits:
+        text = (copy / edit.file).read_text()
+        assert text.count(edit.old) == 1, f"{edit.file} has not one place like this:\n{edit.old}"
+        (copy / edit.file).write_text(text.replace(edit.old, edit.new))
+    first_header = copy / "platform" / "qualifiers.h"
+    first_header.write_text(first_header.read_text() + _CHOICE)
     source = ROOT / "tests" / "cpp" / f"{program}.cpp"
     return compile_cached((*GXX, "-O1", "-g1", "-fsanitize=thread", *DELAYS, *SAMPLE), source, "", copy)

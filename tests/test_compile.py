@@ -21,6 +21,7 @@ from toolchains import (
     compile_sm_90,
     formats,
     hip_command,
+    ptxas_flags,
 )
 
 pytestmark = pytest.mark.compilers
@@ -31,6 +32,15 @@ PROBE = CSRC / "trace" / "kernels.cu"
 # Blocks of 1,024 threads have 64 registers a thread: 4 to 8 numbers of these bodies are in memory. They are there for
 # looking at short spans and at what came last, and no call is timed by them.
 SPILLING = {f"{family}_combine_{recorder}" for family in ("low_latency", "two_hop") for recorder in ("ring", "cycles")}
+# Rings of int4 experts have as many registers as their number of warps leaves, and what a tile has of its own is in
+# memory, 8 to 120 bytes: where a tile begins and ends, not in the loops over its stages. Untraced `wide` has none.
+SPILLING |= {
+    f"gemm_{stage}_{staging}_{recorder}"
+    for stage in ("k2", "k4", "k2_many", "k4_many")
+    for staging in ("wide", "ring")
+    for recorder in ("off", "span", "ring", "cycles", "steps_span", "steps_ring", "steps_cycles")
+    if (staging, recorder) != ("wide", "off")
+}
 
 # Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
 SIGNALS = {
@@ -141,7 +151,7 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
     return grouped
 
 
-def assert_no_stack_and_no_spills(cubin: Path) -> None:
+def spilling_kernels(cubin: Path) -> set[str]:
     log = log_of(cubin).read_text()
     frames = re.findall(
         r"properties for (\w+)\n\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log
@@ -149,23 +159,22 @@ def assert_no_stack_and_no_spills(cubin: Path) -> None:
     kernels = re.findall(r"Compiling entry function '(\w+)'", log)
     assert kernels
     assert set(kernels) <= {name for name, *_ in frames}
-    spilling = {readable(name) for name, *numbers in frames if numbers != ["0", "0", "0"]}
-    assert spilling <= SPILLING
+    return {readable(name) for name, *numbers in frames if numbers != ["0", "0", "0"]}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=IDS)
 def test_sm_90_has_no_stack_and_no_spills(source):
-    assert_no_stack_and_no_spills(compile_sm_90(source)[1])
+    assert spilling_kernels(compile_sm_90(source)[1]) <= SPILLING
 
 
 def test_int4_experts_have_no_spills_where_their_steps_are_recorded():
     # sm_80: the device that their contract was written for. Steps of a sweep are mostly recorded in cycles.
     left = (word for word in NVCC if word not in ("-arch=sm_90", *SAMPLE))
-    command = (*left, *formats("cycles"), "-arch=sm_80", "-cubin", "-Xptxas", "-v")
+    command = (*left, *formats("cycles"), "-arch=sm_80", "-cubin", *ptxas_flags())
     cubin = compile_cached(command, CSRC / "moe" / "gemm" / "kernels.cu", ".sm_80.cubin")
-    assert_no_stack_and_no_spills(cubin)
+    assert spilling_kernels(cubin) == set()
     names = map(readable, re.findall(r"Compiling entry function '(\w+)'", log_of(cubin).read_text()))
-    assert {"gemm_k2_pinned_steps_cycles", "gemm_k4_direct_steps_cycles"} <= set(names)
+    assert {"gemm_k2_pinned_steps_cycles", "gemm_k4_direct_steps_cycles", "gemm_k2_reg_cycles"} <= set(names)
 
 
 def test_int4_experts_multiply_sparse_matrices_with_both_selectors():

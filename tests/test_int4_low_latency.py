@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from int4_experts import MAX_INSTRUCTIONS, draw_words, instructions
+from int4_experts import MAX_INSTRUCTIONS, draw_words, instructions, recorded_ring_tiles, ring_tiles
 
 import tracekern
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.gemm import fused_moe_apply
 from tracekern.moe.gemm.experts import Int4Experts
+from tracekern.moe.gemm.kernels import product_stages
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.pipeline import DISPATCH_DTYPES, LowLatencyPipeline
 from tracekern.moe.low_latency.reference import cast_to_fp8, dequantise
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
+from tracekern.timeline.model import Timeline
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK, TOKENS = 256, 128, 8, 3, 17
 DTYPES = pytest.mark.parametrize("dtype", DISPATCH_DTYPES)
@@ -93,20 +96,25 @@ def test_ranks_have_the_bits_of_the_layer_on_one_device(pools, ranks, dtype):
     assert pools(ranks).call(two_calls, dtype) == [True] * ranks
 
 
+def tiles_of(counts: torch.Tensor) -> Counter[tuple[str, int]]:
+    """Of a layer whose experts have so many rows, by launch and width."""
+    return ring_tiles("k2", counts.tolist(), INTERMEDIATE) + ring_tiles("k4", counts.tolist(), HIDDEN)
+
+
 @DTYPES
 def test_its_kernels_are_on_record(pools, tmp_path: Path, dtype):
     assert pools(2).call(two_calls, dtype, str(tmp_path)) == [True] * 2
     timeline = tracekern.load(tmp_path)
     assert not timeline.problems
-    kernels = ["dispatch", *(["dequantise"] if dtype == "fp8" else []), "tiles", "k2", "k4", "combine"]
+    products = [name for stage in ("k2", "k4") for name in product_stages(stage, "ring", 2 * TOKENS)]
+    kernels = ["dispatch", *(["dequantise"] if dtype == "fp8" else []), "tiles", *products, "combine"]
     for rank in range(2):
         assert [launch.name for launch in timeline.launches if launch.rank == rank] == kernels
     chosen = torch.cat([draw(rank).topk_idx for rank in range(2)])
     counts = torch.bincount(chosen[chosen >= 0].flatten(), minlength=EXPERTS)
     assert int(counts[2]) == 0
     assert len(timeline.rows_of("dequantise_token")) == (int(counts.sum()) if dtype == "fp8" else 0)
-    num_token_tiles = int((-(-counts // 8)).sum())
-    assert len(timeline.rows_of("preload")) == 4 * num_token_tiles * (INTERMEDIATE + HIDDEN) // 128
+    assert recorded_ring_tiles(timeline) == tiles_of(counts)
     assert len(timeline.rows_of("scale_token")) == 0
 
 
@@ -218,11 +226,20 @@ def give_up_before_k2(group: Group, dtype: str, directory: str) -> tuple[str, bo
     return str(lost.value.fault["cause"]), same_bits(out, on_one_device(batch, dtype))
 
 
+def assert_nothing_is_stored_of_rank_0(timeline: Timeline) -> None:
+    """A warp that gives up goes through the stages of its tile, which is its last one, and stores none of it."""
+    ranks = np.array([track.rank for track in timeline.tracks])[timeline.spans.track]
+    stored = {rank: int((ranks[timeline.rows_of("epilogue")] == rank).sum()) for rank in range(2)}
+    assert stored[0] == 0 < stored[1]
+    tiles = timeline.rows_of("multiply_tile")
+    tiles = tiles[ranks[tiles] == 0]
+    places = set(zip(timeline.spans.track[tiles].tolist(), timeline.spans.launch[tiles].tolist(), strict=True))
+    assert 0 < len(tiles) == len(places)
+
+
 @DTYPES
 def test_k2_and_k4_return_at_once_after_another_rank_gave_up(pools, tmp_path: Path, dtype):
     assert pools(2).call(give_up_before_k2, dtype, str(tmp_path)) == [("peer_aborted", True), ("timeout", True)]
     timeline = tracekern.load(tmp_path / "capture")
-    ranks = np.array([track.rank for track in timeline.tracks])[timeline.spans.track]
-    swept = {rank: int((ranks[timeline.rows_of("sweep")] == rank).sum()) for rank in range(2)}
-    assert swept[0] == 0 < swept[1]
+    assert_nothing_is_stored_of_rank_0(timeline)
     assert {"k2", "k4", "combine"} <= {launch.name for launch in timeline.launches if launch.rank == 0}

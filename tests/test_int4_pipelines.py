@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from int4_experts import draw_words, num_tiles
+from int4_experts import draw_words, recorded_ring_tiles, ring_tiles
 from rank_pool import RankPool
 
 import tracekern
@@ -83,7 +83,7 @@ def test_experts_are_on_record_between_dispatch_and_combine(tmp_path: Path):
         *("dispatch_send", "dispatch_recv", "tiles", "k2", "k4", "combine_send", "combine_recv")
     ]
     counts = torch.bincount(draw(1, 0).topk_idx.flatten(), minlength=EXPERTS).tolist()
-    assert len(timeline.rows_of("preload")) == 2 * 4 * num_tiles(counts)
+    assert recorded_ring_tiles(timeline) == ring_tiles("k2", counts, SIZE) + ring_tiles("k4", counts, SIZE)
     assert not timeline.problems
 
 

@@ -28,14 +28,14 @@ from int4_experts import (
 import tracekern
 from tracekern.errors import BadInput
 from tracekern.moe.gemm import fused_moe_apply, k2, k4, pack_w2, pack_w13, permute, router, unpack, unpermute
-from tracekern.moe.gemm.apply import STAGES
 from tracekern.moe.gemm.checks import MAX_SHARED_BYTES, check_device
-from tracekern.moe.gemm.kernels import FACTS, STAGINGS, Sizes, launch
+from tracekern.moe.gemm.kernels import FACTS, STAGINGS, Sizes, launch, layer_stages
 from tracekern.moe.gemm.reference import k2_reference, k4_reference
 from tracekern.moe.reference import weighted_sum
 from tracekern.moe.routing import Batch
 from tracekern.timeline.model import Timeline
 
+STAGES = layer_stages("direct", 0)
 KERNELS = {"k2": (k2, k2_reference), "k4": (k4, k4_reference)}
 
 

@@ -22,6 +22,7 @@ from tracekern.timeline.model import Timeline
 CHANNELS, OUTPUTS = 512, 256
 GROUPS = CHANNELS // 64
 STEPS = ("stage", "park", "load_b", "decode", "multiply")
+RING_STEPS = ("wait_slot", "issue_copy", "wait_stage", "decode", "multiply")
 KERNELS = {"k2": (k2, 2), "k4": (k4, 1)}
 """Kernel -> the step and its paths."""
 
@@ -150,8 +151,8 @@ def test_a_run_records_steps_in_cycles(command_line, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     timeline = tracekern.load(tmp_path / "capture")
     assert {problem.kind for problem in timeline.problems} == {"cycle_clock"}
-    assert sum(len(timeline.rows_of(name)) for name in STEPS) > 100
-    lengths = (timeline.spans.end - timeline.spans.start)[timeline.rows_of("load_b")]
+    assert sum(len(timeline.rows_of(name)) for name in RING_STEPS) > 100
+    lengths = (timeline.spans.end - timeline.spans.start)[timeline.rows_of("multiply")]
     assert np.any(lengths % 32), "times between the ticks of the realtime clock"
 
 
@@ -178,7 +179,7 @@ PAGE, PICTURE = (DOCS / "int4_trace.md").read_text(), DOCS / "int4_steps.svg"
 
 
 def test_the_page_names_the_events_that_there_are():
-    told = re.findall(r"^\| `(\w+)` \| (?:a|each) warp", PAGE, flags=re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` \| (?:a warp|each warp|each consumer|the producer)", PAGE, flags=re.MULTILINE)
     assert told == [event["name"] for event in json.loads(FACTS.event_table())["events"]]
 
 

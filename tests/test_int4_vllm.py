@@ -14,7 +14,7 @@ import torch
 from int4_experts import draw_rows
 
 from tracekern.errors import BadInput
-from tracekern.moe.gemm import fused_moe_apply, quantize
+from tracekern.moe.gemm import PreparedWeights, fused_moe_apply, quantize, restore_weights
 
 SIZE, EXPERTS, TOPK, TOKENS = 128, 4, 2, 5
 BASE = "vllm.model_executor.layers.fused_moe.fused_moe_method_base"
@@ -132,6 +132,7 @@ def test_a_layer_has_the_bits_of_fused_moe_apply(method_class):
     assert layer.w13_weight.weight_loader is print
     assert layer.w13_weight.global_num_experts == EXPERTS
     load(layer, w13, w2)
+    assert torch.equal(restore_weights(PreparedWeights(layer.w13_weight, layer.int4_staging)), quantize(w13))
     wanted = fused_moe_apply(x, ids, weights, quantize(w13), quantize(w2))
     for topk_ids in (ids, ids.long()):
         assert torch.equal(layer.forward_modular(x, weights, topk_ids), wanted)

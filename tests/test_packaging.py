@@ -195,7 +195,7 @@ def test_kernels_for_gpus_are_compiled_on_request_by_as_many_compilers_as_asked_
     assert done.returncode == 0, done.stderr
     files = list((ROOT / "csrc").rglob("*.cu"))
     for number in range(1, len(files) + 1):
-        assert f"[{number}/{len(files)}] nvcc sm_90 csrc/" in done.stdout + done.stderr
+        assert f"[{number}/{len(files)}] nvcc sm_90a csrc/" in done.stdout + done.stderr
     most = max(map(int, (tmp_path / "counted.most").read_text().split()))
     assert most == 2
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from toolchains import sanitizer
+from toolchains import ROOT, sanitizer
 
 from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES
@@ -57,3 +57,17 @@ def test_compute_sanitizer_finds_nothing(tmp_path, variant, tool):
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_compute_sanitizer_finds_nothing_in_int4_experts(tmp_path, tool):
     sanitize(tool, "fused", str(tmp_path), "int4_sparse")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_finds_nothing_in_prepared_weights(tool):
+    """All tiles of all stagings: the tests that compare their bits, in a process of their own."""
+    if torch.cuda.device_count() < 1:
+        pytest.skip("needs a GPU")
+    tests = [str(ROOT / "tests" / "test_int4_fast.py"), "-m", "gpu", "-k", "few and many or abort"]
+    command = [*sanitizer(tool), sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert " passed" in done.stdout

@@ -38,7 +38,7 @@ def cuda_kernels(cubin: Path) -> dict[str, object]:
     sections = read_sections(cubin)
     properties = dict(
         re.findall(
-            r"Compiling entry function '(\w+)' for 'sm_90'\n(.*?)(?=ptxas info\s*: Compil|\Z)",
+            r"Compiling entry function '(\w+)' for 'sm_90a'\n(.*?)(?=ptxas info\s*: Compil|\Z)",
             re.sub(r"Compile time = .*", "", log_of(cubin).read_text()),
             flags=re.DOTALL,
         )

@@ -108,6 +108,16 @@ TK_DEVICE uint32_t look_at_abort(const uint32_t* abort) {
     return load_relaxed_system(abort);
 }
 
+// In shared memory: in which piece of its work a warp of this block gave up. Relaxed: what orders the end of a piece
+// orders this word, too.
+struct BlockGaveUp {
+    uint64_t piece;
+
+    TK_DEVICE void begin() { piece = ~uint64_t{0}; }
+    TK_DEVICE void tell(uint32_t own) { store_relaxed_block(&piece, uint64_t{own}); }
+    TK_DEVICE bool is_told(uint32_t own) const { return load_relaxed_block(&piece) == own; }
+};
+
 // Whether some rank gave up, as this lane sees it.
 TK_DEVICE bool lane_sees_abort(const CommArgs& comm) {
     if (aborts_at_this_look()) store_relaxed_system(&comm.control(comm.rank).abort, 1u);

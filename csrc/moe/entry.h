@@ -11,10 +11,20 @@
 
 namespace tracekern {
 
+// Blocks that an SM is to hold at once: 1, or what a body asks for.
+template <class Body>
+constexpr uint32_t min_blocks() {
+    if constexpr (requires { Body::kMinBlocks; }) {
+        return Body::kMinBlocks;
+    } else {
+        return 1;
+    }
+}
+
 // The trace comes first: behind 800 bytes of arguments, in a line of constants that nothing else needs, it made tracing
 // cost a sixth more of a small call.
 template <class Body, class Rec>
-TK_ENTRY(Body::kMaxThreads)
+TK_ENTRY(Body::kMaxThreads, min_blocks<Body>())
 entry(typename Rec::Args trace, TK_ARGUMENT typename Body::Args args, const LaunchSize size) {
     Warp warp(size);
     Body::template run<Rec>(warp, args, trace);

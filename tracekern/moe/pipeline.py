@@ -13,7 +13,7 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
 from tracekern.moe.family import blocks_by_stage
-from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
+from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts, check_place_for_experts
 from tracekern.moe.launches import Launches, check_capture, describe
 from tracekern.moe.routing import torch_dtype
 from tracekern.moe.shape import MoeShape, check_range, check_tensor, require_tensor
@@ -159,14 +159,14 @@ class Pipeline:
         """Returns the kernels of a call with these experts, in order. Raises BadInput."""
         if not isinstance(experts, Int4Experts):
             return self.stages
-        stages = ExpertKernels.stages_within(self.stages)
+        check_place_for_experts(self.stages)
         if self._expert_kernels is None or self._expert_kernels.experts is not experts:
             num_rows = self.shape.num_ranks * self.shape.max_tokens * self.shape.topk
             self._expert_kernels = ExpertKernels(self.comm, experts, num_rows)
             off_e, rows = self._native.expert_input
             self._expert_kernels.use(expert_offset=off_e, x_rows=rows, result_rows=rows)
             self._expert_kernels.add_to(self._launches)
-        return stages
+        return self._expert_kernels.stages_within(self.stages)
 
     def _run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
         if self._expert_kernels is None:

@@ -29,6 +29,7 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.num_listed = number("num_listed");
     args.hidden = number("hidden");
     args.intermediate = number("intermediate");
+    args.num_rows = number("num_rows");
     args.rows_per_expert = number("rows_per_expert");
     args.expert_ids = reinterpret_cast<const uint32_t*>(address("expert_ids"));
     args.abort = reinterpret_cast<const uint32_t*>(address("abort"));
@@ -41,6 +42,8 @@ inline GemmArgs make_gemm_args(pybind11::kwargs given) {
     args.row_counts = reinterpret_cast<const uint32_t*>(address("row_counts"));
     args.offset_stride = args.row_counts ? 2 : 1;
     args.tile_end = reinterpret_cast<uint32_t*>(address("tile_end"));
+    args.tile_list = reinterpret_cast<TokenTile*>(address("tile_list"));
+    args.tile_count = reinterpret_cast<uint32_t*>(address("tile_count"));
     args.inverse = reinterpret_cast<int32_t*>(address("inverse"));
     args.x_rows = address("x_rows");
     args.middle_rows = address("middle_rows");
@@ -61,6 +64,9 @@ inline void bind_gemm_facts(pybind11::module_& family) {
     family.attr("stages") = names_list(kGemmStageNames);
     family.attr("roles") = names_list(kGemmRoleNames);
     family.attr("stagings") = names_list(kGemmStagingNames);
+    family.attr("few_tokens") = kFewTokens;
+    family.attr("num_tile_lists") = kNumTileWidths;
+    family.attr("open_list_rows") = kOpenListRows;
     family.attr("tile_tokens") = GemmTile::kTokens;
     family.attr("tile_outputs") = GemmTile::kOutputs;
     family.attr("max_experts") = kMaxGemmExperts;

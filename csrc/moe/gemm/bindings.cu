@@ -3,6 +3,7 @@
 
 #include "moe/gemm/bind.hpp"
 #include "moe/pipeline_cuda.hpp"
+#include "platform/row_map.hpp"
 
 namespace tracekern {
 
@@ -27,6 +28,11 @@ struct GemmOnGpu {
                     TraceChoice trace,
                     uint64_t stream,
                     const Communicator*) {
+        if constexpr (kCopiesBoxes<Body>) {
+            if (args.num_rows == 0) return;
+            using Product = typename Body::Product;
+            args.x_map = make_row_map(Product::in(args), args.num_rows, Product::channels(args));
+        }
         LaunchSize size{grid.num_blocks, grid.num_warps};
         const void* kernel = kernel_address<Gemm>(config, Body::kStage, trace.is_traced(), trace.format());
         launch_kernel(kernel, options<Body>(args, grid, stream), {trace_argument(trace), &args, &size});

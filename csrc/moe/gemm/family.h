@@ -2,9 +2,15 @@
 // nothing else: they need no other rank.
 #pragma once
 
+#include <iterator>
+#include <stdexcept>
+
 #include "moe/gemm/kernels.h"
 
 namespace tracekern {
+
+// A block of prepared weights has a part for each lane. HIP, whose warps have 64, keeps its loops: `direct`, `pinned`.
+inline constexpr bool kTakesPreparedWeights = kLanes == static_cast<int>(std::size(WeightBlock{}.lanes));
 
 struct GemmConfig {
     GemmStaging staging;
@@ -30,11 +36,27 @@ struct Gemm {
                 f(GemmKernels<kStaging, GemmDetail::steps>{});
             }
         };
-        if (config.staging == GemmStaging::direct) {
-            with_staging.template operator()<GemmStaging::direct>();
-        } else {
-            with_staging.template operator()<GemmStaging::pinned>();
+        switch (config.staging) {
+            case GemmStaging::direct:
+                return with_staging.template operator()<GemmStaging::direct>();
+            case GemmStaging::pinned:
+                return with_staging.template operator()<GemmStaging::pinned>();
+            default:
+                break;
         }
+        if constexpr (kTakesPreparedWeights) {
+            switch (config.staging) {
+                case GemmStaging::wide:
+                    return with_staging.template operator()<GemmStaging::wide>();
+                case GemmStaging::ring:
+                    return with_staging.template operator()<GemmStaging::ring>();
+                case GemmStaging::reg:
+                    return with_staging.template operator()<GemmStaging::reg>();
+                default:
+                    break;
+            }
+        }
+        throw std::invalid_argument("this device has no kernels of that staging");
     }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "moe/context.h"
+#include "platform/bulk.h"
 #include "platform/device.h"
 
 namespace tracekern {
@@ -23,10 +24,56 @@ struct alignas(16) PackedPair {
     uint64_t halves[2];
 };
 
+// Prepared weights: the same bits in blocks of 16 rows and 128 channels, w[expert][channels / 128][rows / 16]. A lane
+// has in 16 bytes all that it decodes of a block: g = lane / 4, t = lane % 4, half h has the block's channels from 32 h
+// on.
+struct WeightBlock {
+    static constexpr uint32_t kRows = 16;
+    static constexpr uint32_t kChannels = 128;
+
+    struct alignas(16) Lane {
+        // Word f, of halves 2 f in its low 16 bits and 2 f + 1 in the high ones: number j is that of chunk
+        // t + 4 (j / 2) of row g + 8 (j % 2).
+        uint32_t numbers[2];
+        // 4 bits n: places of chunk 4 (t % 2) + n % 4 of row g + 8 (n / 4), that of half 2 (t / 2) in the low 2 bits,
+        // that of half 2 (t / 2) + 1 in the high ones.
+        uint32_t places;
+        // bf16 of row g + 8 (t / 2), halves 2 (t % 2) and 2 (t % 2) + 1.
+        uint32_t scales;
+    } lanes[32];
+};
+
 // ---- tiles ----
 
-// What a block computes at a time: some outputs of some tokens of one expert, in phases one after the other. A warp has
-// as many rows of a phase as its multiplication does.
+// Some rows of an expert that are multiplied together by staging `wide` or `ring`. An expert's rows are cut into tiles
+// of 64, and what is left of them is one tile of the least of four widths. Each width has a list of its own.
+struct alignas(16) TokenTile {
+    uint32_t expert;
+    uint32_t first_row;
+    uint32_t num_rows;
+    uint32_t unused;
+};
+constexpr uint32_t kTileWidths[] = {8, 16, 32, 64};
+constexpr uint32_t kNumTileWidths = 4;
+constexpr uint32_t kLargestTile = kTileWidths[kNumTileWidths - 1];
+
+// The list of a tile, by its width.
+TK_HOST_DEVICE constexpr uint32_t tile_list_of(uint32_t num_rows) {
+    return (num_rows > 8) + (num_rows > 16) + (num_rows > 32);
+}
+// Where a list begins. An expert has one tile at most in each but the last, which is open.
+TK_HOST_DEVICE constexpr uint32_t tile_list_begin(uint32_t list, uint32_t num_listed) {
+    return list * num_listed;
+}
+constexpr uint32_t kOpenListRows = 33;  // rows that a tile of the last list has at least
+
+// Each product has a launch for tiles of few tokens, 8 or 16, and one for those of many, 32 or 64.
+enum class GemmLoad : uint32_t { few, many };
+constexpr uint32_t kFewTokens = 16;
+constexpr uint32_t kManyTokens = 64;
+
+// What a block computes with the other stagings at a time: some outputs of some tokens of one expert, in phases one
+// after the other. A warp has as many rows of a phase as its multiplication does.
 struct GemmTile {
     static constexpr uint32_t kTokens = 8;
     static constexpr uint32_t kWarps = 4;
@@ -76,12 +123,14 @@ constexpr uint32_t kMaxGemmTopk = 16;
 // Row-major and contiguous. Rows of an expert stand together. They are packed, those of the first expert first, or each
 // expert has a region of its own. M: their number, at most num_tokens * topk, or the rows of all regions.
 struct GemmArgs {
+    RowMap x_map;  // of the rows that K2 or K4 reads; made by its launch
     uint32_t num_tokens;
     uint32_t topk;
     uint32_t num_experts;
     uint32_t num_listed;  // experts that this call computes
     uint32_t hidden;
     uint32_t intermediate;
+    uint32_t num_rows;           // M
     uint32_t rows_per_expert;    // of a region
     uint32_t offset_stride;      // of expert_offset: 1 where rows are packed, 2 of regions
     const uint32_t* expert_ids;  // Eids [num_listed]; nullptr: all of them
@@ -89,11 +138,13 @@ struct GemmArgs {
     const char* x;               // [num_tokens][hidden] bf16
     const int32_t* topk_ids;     // [num_tokens][topk]
     const float* topk_weights;   // [num_tokens][topk]
-    const PackedPair* w13;       // [num_experts][hidden / 64][2 * intermediate]: gate rows, then up rows
-    const PackedPair* w2;        // [num_experts][intermediate / 64][hidden]
+    const PackedPair* w13;       // [num_experts][hidden / 64][2 * intermediate]: gate rows, then up rows; or prepared
+    const PackedPair* w2;        // [num_experts][intermediate / 64][hidden]; or prepared
     uint32_t* expert_offset;     // OffE [num_experts + 1]: the first row of each expert; of regions [num_experts][2]
     const uint32_t* row_counts;  // [num_experts]: the rows of each region, its first ones; nullptr: rows are packed
     uint32_t* tile_end;          // TileEnd [num_listed + 1]: token tiles of the experts before this one
+    TokenTile* tile_list;        // lists of all widths, see tile_list_begin(); nullptr: tile_end is made instead
+    uint32_t* tile_count;        // [kNumTileWidths]
     int32_t* inverse;            // Inv [num_tokens][topk]: the row, -1 for none
     char* x_rows;                // X_perm [M][hidden] bf16
     char* middle_rows;           // X2_perm [M][intermediate] bf16

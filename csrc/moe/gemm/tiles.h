@@ -64,14 +64,70 @@ TK_DEVICE void place_rows(Warp& warp, Rec& recorder, const GemmArgs& args) {
     });
 }
 
-template <class Rec>
-TK_DEVICE void lay_out_tiles(Warp& warp, Rec& recorder, const GemmArgs& args) {
-    TK_RANGE(recorder, GemmEvent::lay_out_tiles);
+TK_DEVICE void count_tiles(Warp& warp, const GemmArgs& args) {
     TK_NO_UNROLL
     for (uint32_t listed = warp.warp; listed <= args.num_listed; listed += warp.num_warps) {
         const uint32_t before = warp.sum_over(
             listed, [&](uint32_t other) { return num_token_tiles(args.num_rows_of(args.listed_expert(other))); });
         warp.leader([&] { args.tile_end[listed] = before; });
+    }
+}
+
+// How many tiles some experts have in each list, two counts in a word.
+struct TileCounts {
+    static constexpr uint32_t kBits = 13;  // an expert has one tile at most in each list but the last
+    static_assert(kMaxGemmExperts < 1 << kBits && kNumTileWidths == 4);
+    uint32_t words[2];
+
+    TK_DEVICE uint32_t of(uint32_t list) const {
+        const uint32_t word = list / 2 ? words[1] : words[0];  // not by index, which would put both into memory
+        return list % 2 ? word >> kBits : word & ((1u << kBits) - 1);
+    }
+};
+
+// Word `word` of the counts of one expert.
+TK_DEVICE uint32_t tile_counts_of(uint32_t num_rows, uint32_t word) {
+    const uint32_t whole = num_rows / kLargestTile, left = num_rows % kLargestTile;
+    const uint32_t list = tile_list_of(left);
+    const uint32_t own = left && list / 2 == word ? 1u << list % 2 * TileCounts::kBits : 0;
+    return own + (word == 1 ? whole << TileCounts::kBits : 0);
+}
+
+// Each warp writes the tiles of some experts behind those of all experts before.
+TK_DEVICE void list_tiles(Warp& warp, const GemmArgs& args) {
+    constexpr uint32_t kLastList = kNumTileWidths - 1;
+    TK_NO_UNROLL
+    for (uint32_t listed = warp.warp; listed <= args.num_listed; listed += warp.num_warps) {
+        TileCounts before;
+        TK_UNROLL
+        for (uint32_t word = 0; word < 2; ++word) {
+            before.words[word] = warp.sum_over(listed, [&](uint32_t other) {
+                return tile_counts_of(args.num_rows_of(args.listed_expert(other)), word);
+            });
+        }
+        if (listed == args.num_listed) {
+            warp.strided(kNumTileWidths, [&](uint32_t list) { args.tile_count[list] = before.of(list); });
+            continue;
+        }
+        const uint32_t expert = args.listed_expert(listed), num_rows = args.num_rows_of(expert);
+        const uint32_t num_tiles = (num_rows + kLargestTile - 1) / kLargestTile;
+        warp.strided(num_tiles, [&](uint32_t i) {
+            const uint32_t first = i * kLargestTile, left = num_rows - first;
+            const uint32_t rows = left < kLargestTile ? left : kLargestTile, list = tile_list_of(rows);
+            const uint32_t place = before.of(list) + (list == kLastList ? i : 0);
+            args.tile_list[tile_list_begin(list, args.num_listed) + place] = {
+                expert, args.rows_of(expert)[0] + first, rows, 0};
+        });
+    }
+}
+
+template <class Rec>
+TK_DEVICE void lay_out_tiles(Warp& warp, Rec& recorder, const GemmArgs& args) {
+    TK_RANGE(recorder, GemmEvent::lay_out_tiles);
+    if (args.tile_list) {
+        list_tiles(warp, args);
+    } else {
+        count_tiles(warp, args);
     }
 }
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from tracekern.errors import BadInput
 from tracekern.moe.experts import MAX_DETAIL
-from tracekern.moe.gemm.kernels import FACTS, STAGINGS
+from tracekern.moe.gemm.blocks import BLOCK_CHANNELS, BLOCK_ROWS, PreparedWeights
+from tracekern.moe.gemm.kernels import FACTS
 from tracekern.moe.gemm.packing import DIVISOR, check_scales
 from tracekern.moe.shape import MAX_TOKENS, check_range, describe_tensor
 
@@ -48,7 +49,7 @@ def check_device(tensor: torch.Tensor, channels: int) -> None:
             raise BadInput(f"{facts.name} is sm_{facts.major}{facts.minor}; int4 experts need sm_80 or newer")
         room = facts.shared_memory_per_block_optin  # type: ignore[attr-defined]  # missing in torch's stub
     elif tensor.device.type != "cpu":
-        raise BadInput(f"x is on {tensor.device}; wanted cpu or cuda")
+        raise BadInput(f"tensors are on {tensor.device}; wanted cpu or cuda")
     needed = FACTS.shared_bytes(channels)
     if needed > room:
         raise BadInput(f"{channels} channels need {needed} bytes of shared memory, there are {room}; take fewer")
@@ -71,18 +72,37 @@ def check_size(name: str, size: int) -> None:
         raise BadInput(f"{name} is {size}; wanted a multiple of {DIVISOR}")
 
 
-def check_weights(name: str, words: torch.Tensor, channels: int, rows: int, like: torch.Tensor) -> None:
-    """Raises BadInput unless `words` are packed weights of so many channels and rows.
+def check_weights(name: str, weights: PreparedWeights, channels: int, rows: int, like: torch.Tensor) -> None:
+    """Raises BadInput unless these are weights of so many channels and rows.
 
-    Scales are looked at on the CPU only: on a GPU that would read all weights and synchronize the stream in every call.
+    Scales of packed words are looked at on the CPU only: on a GPU that would read all weights and synchronize the
+    stream in every call. prepare_weights() has looked at the others.
     """
     import torch
 
+    words = weights.words
     experts = words.shape[0] if words.ndim == 4 else -1
-    check(name, words, torch.int64, (experts, channels // 64, rows, 2), like)
+    size = (experts, channels // 64, rows, 2)
+    if weights.is_permuted:
+        size = (experts, channels // BLOCK_CHANNELS, rows // BLOCK_ROWS, 64)
+    check(name, words, torch.int64, size, like)
     check_range(f"experts of {name}", experts, 1, MAX_EXPERTS)
-    if words.device.type == "cpu":
+    if words.device.type == "cpu" and not weights.is_permuted:
         check_scales(name, words)
+
+
+def check_layer(w13: PreparedWeights, w2: PreparedWeights, hidden: int, like: torch.Tensor) -> int:
+    """Returns the intermediate size. Raises BadInput unless both are weights of one layer, for one staging."""
+    intermediate = w13.rows // 2
+    check_size("intermediate", intermediate)
+    check_device(like, max(hidden, intermediate))
+    check_weights("w13", w13, hidden, 2 * intermediate, like)
+    check_weights("w2", w2, intermediate, hidden, like)
+    if w2.num_experts != w13.num_experts:
+        raise BadInput(f"w13 has {w13.num_experts} experts, w2 {w2.num_experts}; wanted the same")
+    if w2.staging != w13.staging:
+        raise BadInput(f"w13 has staging {w13.staging!r}, w2 {w2.staging!r}; prepare_weights() both alike")
+    return intermediate
 
 
 def int32_choices(topk_ids: torch.Tensor, num_tokens: int, num_experts: int, like: torch.Tensor) -> torch.Tensor:
@@ -157,11 +177,6 @@ def check_inverse(inv: torch.Tensor, num_rows: int, like: torch.Tensor) -> None:
     check_range("top-k", topk, 1, MAX_TOPK)
     if inv.device.type == "cpu" and inv.numel() and not -1 <= int(inv.min()) <= int(inv.max()) < num_rows:
         raise BadInput(f"inv has rows {int(inv.min())} to {int(inv.max())}; wanted -1 (none) or 0 to {num_rows - 1}")
-
-
-def check_staging(staging: str) -> None:
-    if staging not in STAGINGS:
-        raise BadInput(f"staging is {staging!r}; wanted one of {', '.join(STAGINGS)}")
 
 
 def check_detail(detail: int) -> None:

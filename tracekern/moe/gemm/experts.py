@@ -11,10 +11,21 @@ from typing import TYPE_CHECKING
 from tracekern.errors import BadInput
 from tracekern.moe.experts import ExpertKind, ExpertRows, Experts
 from tracekern.moe.gemm import checks
-from tracekern.moe.gemm.apply import STAGES as LAYER_STAGES
 from tracekern.moe.gemm.apply import call_of
-from tracekern.moe.gemm.kernels import FACTS, Sizes, Tensors, event_table, make_call, native_of
+from tracekern.moe.gemm.blocks import PreparedWeights, Weights, restore_weights, with_staging
+from tracekern.moe.gemm.kernels import (
+    FACTS,
+    Sizes,
+    Tensors,
+    event_table,
+    layer_stages,
+    make_call,
+    native_of,
+    product_stages,
+    tile_tensors,
+)
 from tracekern.moe.gemm.packing import DIVISOR
+from tracekern.moe.gemm.prepared import prepare_weights
 from tracekern.moe.gemm.steps import k2, k4
 
 if TYPE_CHECKING:
@@ -29,36 +40,39 @@ if TYPE_CHECKING:
 class Int4Experts(Experts):
     """The experts of all ranks, as quantize(), or pack_w13() and pack_w2(), make them. Pipelines take them for bf16.
 
-    `scale` is 1 for each: what comes back from an expert is moved and weighted, and no longer scaled.
+    Each rank prepares its own, once: prepare_weights(). All of them may be prepared before, too. `scale` is 1 for each:
+    what comes back from an expert is moved and weighted, and no longer scaled.
     """
 
-    w13: torch.Tensor
-    w2: torch.Tensor
+    w13: Weights
+    w2: Weights
     detail: int = 0
     """A capture gets each step of every so many-th tile; 0: of none."""
 
     @classmethod
-    def of(cls, w13: torch.Tensor, w2: torch.Tensor, detail: int = 0) -> Int4Experts:
+    def of(cls, w13: Weights, w2: Weights, detail: int = 0) -> Int4Experts:
         import torch
 
-        return cls(torch.ones(w13.shape[0], dtype=torch.float32, device=w13.device), w13, w2, detail)
+        num_experts = with_staging("w13", w13).num_experts
+        return cls(torch.ones(num_experts, dtype=torch.float32, device=w13.device), w13, w2, detail)
 
     @property
     def intermediate(self) -> int:
-        return int(self.w13.shape[2]) // 2 if self.w13.ndim == 4 else 0
+        return with_staging("w13", self.w13).rows // 2
 
     def to(self, device: str) -> Int4Experts:
-        return Int4Experts(self.scale.to(device), self.w13.to(device), self.w2.to(device), self.detail)
+        return Int4Experts(self.scale.to(device), _moved(self.w13, device), _moved(self.w2, device), self.detail)
 
     def apply(self, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
-        """Applies expert [n] to rows [n, hidden] bf16 on their device. Returns [n, hidden] bf16."""
+        """Applies expert [n] to rows [n, hidden] bf16 on their device, with "direct". Returns [n, hidden] bf16."""
         import torch
 
+        w13, w2 = _packed(self.w13), _packed(self.w2)
         order = torch.argsort(expert, stable=True)
-        counts = torch.bincount(expert, minlength=self.w13.shape[0])
+        counts = torch.bincount(expert, minlength=len(w13))
         off_e = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
         result = torch.empty_like(rows)
-        result[order] = k4(k2(rows[order], off_e, self.w13), off_e, self.w2)
+        result[order] = k4(k2(rows[order], off_e, w13), off_e, w2)
         return result
 
     def check(self, comm: Communicator, shape: MoeShape) -> None:
@@ -66,36 +80,35 @@ class Int4Experts(Experts):
         if shape.dtype != "bf16":
             raise BadInput(f"dtype is {shape.dtype}; int4 experts take bf16")
         checks.check_size("hidden", shape.hidden)
-        checks.check_size("intermediate", self.intermediate)
-        checks.check_device(self.scale, max(shape.hidden, self.intermediate))
-        checks.check_weights("w13", self.w13, shape.hidden, 2 * self.intermediate, self.scale)
-        checks.check_weights("w2", self.w2, self.intermediate, shape.hidden, self.scale)
+        w13, w2 = with_staging("w13", self.w13), with_staging("w2", self.w2)
+        checks.check_layer(w13, w2, shape.hidden, self.scale)
 
 
 class _OwnExperts:
-    """This rank's experts as kernels: their weights, and how each kernel is launched."""
-
-    STAGES: tuple[str, ...] = ()
-    """The kernels, in order."""
+    """This rank's experts as kernels: their weights, prepared, and how each kernel is launched."""
 
     def __init__(self, comm: Communicator, experts: Int4Experts) -> None:
         self.experts = experts
         self._comm = comm
         self._native = native_of(comm.device.backend)
-        num_local = experts.w13.shape[0] // comm.group.num_ranks
-        first = comm.group.rank * num_local
-        self._w13 = experts.w13[first : first + num_local]
-        self._w2 = experts.w2[first : first + num_local]
+        num_local = len(experts.scale) // comm.group.num_ranks
+        own = slice(comm.group.rank * num_local, (comm.group.rank + 1) * num_local)
+        self._w13, self._w2 = _prepared(experts.w13[own]), _prepared(experts.w2[own])
+        self._staging = self._w13.staging
         self._sizes = Sizes(
             num_experts=num_local,
             num_listed=num_local,
-            hidden=int(experts.w2.shape[2]),
+            hidden=self._w2.rows,
             intermediate=experts.intermediate,
             detail=experts.detail,
         )
-        with comm.device.active():
+        self._grids: dict[str, tuple[int, int]] = {}
+
+    def _set_grids(self, stages: Sequence[str]) -> None:
+        """Asks how many blocks each kernel is launched with, and of how many warps."""
+        with self._comm.device.active():
             alike = make_call(self._native, self._sizes, {})
-            self._grids = {stage: self._native.grid(stage, "direct", alike) for stage in self.STAGES}
+            self._grids = {stage: self._native.grid(stage, self._staging, alike) for stage in stages}
 
     def _set_call(self, sizes: Sizes, tensors: Tensors, places: dict[str, int] | None = None) -> None:
         """Sets what the next kernels get: see make_call()."""
@@ -113,7 +126,7 @@ class _OwnExperts:
             num_blocks, num_warps = self._grids[stage]
             self._native.run(
                 stage=stage,
-                staging="direct",
+                staging=self._staging,
                 call=self._call,
                 num_blocks=num_blocks,
                 num_warps=num_warps,
@@ -126,21 +139,23 @@ class _OwnExperts:
 class ExpertKernels(_OwnExperts):
     """K2 and K4 on rows that lie by expert, between the kernels of one pipeline."""
 
-    STAGES = ("tiles", "k2", "k4")
-
     def __init__(self, comm: Communicator, experts: Int4Experts, num_rows: int, rows_per_expert: int = 0) -> None:
         """num_rows: of this rank's experts at most. rows_per_expert: of the region of each; 0: rows are packed."""
         import torch
 
         super().__init__(comm, experts)
-        num_local = len(self._w13)
-        self._sizes = dataclasses.replace(self._sizes, rows_per_expert=rows_per_expert)
+        self._sizes = dataclasses.replace(self._sizes, rows_per_expert=rows_per_expert, num_rows=num_rows)
+        products = [product_stages(stage, self._staging, rows_per_expert or num_rows) for stage in ("k2", "k4")]
+        self.stages = ("tiles", *products[0], *products[1])
+        """The kernels, in order."""
+        self._set_grids(self.stages)
+        words, num_local = self._w13.words, self._w13.num_experts
         self._tensors: Tensors = {
-            "w13": self._w13,
-            "w2": self._w2,
-            "tile_end": experts.w13.new_empty(num_local + 1, dtype=torch.int32),
-            "expert_offset": experts.w13.new_empty((num_local, 2), dtype=torch.int32) if rows_per_expert else None,
-            "middle_rows": experts.w13.new_empty((num_rows, experts.intermediate), dtype=torch.bfloat16),
+            "w13": words,
+            "w2": self._w2.words,
+            **tile_tensors(self._staging, num_local, num_rows, words),
+            "expert_offset": words.new_empty((num_local, 2), dtype=torch.int32) if rows_per_expert else None,
+            "middle_rows": words.new_empty((num_rows, experts.intermediate), dtype=torch.bfloat16),
         }
 
     def use(self, **places: int) -> None:
@@ -150,36 +165,60 @@ class ExpertKernels(_OwnExperts):
     def run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int, run_others: Run) -> None:
         """Launches stages in order, those of the pipeline's family by run_others; on the CPU runs them."""
         given = zip(stages, descriptors, strict=True)
-        for is_own, some in itertools.groupby(given, lambda pair: pair[0] in self.STAGES):
+        for is_own, some in itertools.groupby(given, lambda pair: pair[0] in self.stages):
             names, numbers = map(list, zip(*some, strict=True))
             (self._run_own if is_own else run_others)(names, numbers, stream)
 
-    @classmethod
-    def stages_within(cls, stages: Sequence[str]) -> tuple[str, ...]:
-        """Returns the kernels of a call with these experts in place of `scale_experts`. Raises BadInput."""
-        if not has_place_for_experts(stages):
-            raise BadInput("variant pipelined calls its experts inside its kernel, and takes no int4 experts")
+    def stages_within(self, stages: Sequence[str]) -> tuple[str, ...]:
+        """Returns the kernels of a call with these experts in place of `scale_experts`."""
         own = [stage for stage in stages if stage != "scale_experts"]
         at = next(idx for idx, stage in enumerate(own) if stage.startswith("combine"))
-        return (*own[:at], *cls.STAGES, *own[at:])
+        return (*own[:at], *self.stages, *own[at:])
 
 
 class ChosenExpertKernels(_OwnExperts):
     """The whole layer on rows that are in no order of experts, each with choices among them."""
 
-    STAGES = LAYER_STAGES
+    def __init__(self, comm: Communicator, experts: Int4Experts) -> None:
+        super().__init__(comm, experts)
+        self._set_grids(layer_stages(self._staging, checks.MAX_ROWS))
 
     def apply(
-        self, x: torch.Tensor, topk_ids: torch.Tensor, topk_ws: torch.Tensor, start: Callable[[Run], None]
+        self,
+        x: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_ws: torch.Tensor,
+        start: Callable[[Sequence[str], Run], None],
     ) -> torch.Tensor:
-        """Returns what fused_moe_apply() does, of this rank's experts. start: launches STAGES with what it is given.
+        """Returns what fused_moe_apply() does, of this rank's experts. start: launches stages with what it is given.
 
         topk_ids: int32, as this rank counts its experts. The host looks at nothing in between.
         """
         sizes, tensors, out = call_of(x, topk_ids, topk_ws, self._w13, self._w2, detail=self.experts.detail)
         self._set_call(sizes, tensors)
-        start(self._run_own)
+        start(layer_stages(self._staging, sizes.num_rows), self._run_own)
         return out
+
+
+def _prepared(weights: Weights) -> PreparedWeights:
+    return weights if isinstance(weights, PreparedWeights) else prepare_weights(weights)
+
+
+def _packed(weights: Weights) -> torch.Tensor:
+    return restore_weights(weights) if isinstance(weights, PreparedWeights) else weights
+
+
+def _moved(weights: Weights, device: str) -> Weights:
+    """Returns weights on a device. Prepared ones are prepared for it anew: each has its own staging."""
+    if not isinstance(weights, PreparedWeights):
+        return weights.to(device)
+    return prepare_weights(restore_weights(weights).to(device))
+
+
+def check_place_for_experts(stages: Sequence[str]) -> None:
+    """Raises BadInput unless has_place_for_experts()."""
+    if not has_place_for_experts(stages):
+        raise BadInput("variant pipelined calls its experts inside its kernel, and takes no int4 experts")
 
 
 def has_place_for_experts(stages: Sequence[str]) -> bool:
@@ -203,8 +242,10 @@ def draw_int4_experts(shape: MoeShape, intermediate: int, detail: int = 0) -> In
 
 
 def tensor_bytes(shape: MoeShape, intermediate: int, rows: ExpertRows) -> int:
-    """Returns the bytes of the experts' weights, and of the rows between K2 and K4 of a rank, with copies of others."""
-    words = shape.num_experts * 3 * (shape.hidden // 64) * intermediate * 2
+    """Returns the bytes of the experts' weights, of those that a rank prepares, and of its rows between K2 and K4, with
+    copies of others.
+    """
+    words = (shape.num_experts + shape.num_local_experts) * 3 * (shape.hidden // 64) * intermediate * 2
     num_rows = shape.num_ranks * shape.max_tokens * (shape.num_local_experts if rows == "regions" else shape.topk)
     return 8 * words + 2 * num_rows * (intermediate + (shape.hidden if rows == "copied" else 0))
 

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from tracekern.record.session import Capture
 
 FACTS = _C.families["gemm"]
-STAGINGS: tuple[str, ...] = tuple(FACTS.stagings)
-"""How weights come to the multiplication; the results are the same bits."""
+STAGINGS = ("direct", "pinned")
+"""How the contract's words come to the multiplication. The results of all stagings are the same bits."""
+PREPARED_STAGINGS = ("wide", "ring", "reg")
+"""How prepared weights come to it: see tracekern/moe/gemm/prepared.py."""
+SPLIT_STAGINGS = ("wide", "ring")
+"""Those that compute experts with more than FACTS.few_tokens rows in a launch of their own, which comes first."""
 
 Tensors = dict[str, "torch.Tensor | None"]
 """Name in the native Call -> tensor."""
@@ -32,6 +36,8 @@ _TENSORS = (
     "expert_offset",
     "row_counts",
     "tile_end",
+    "tile_list",
+    "tile_count",
     "inverse",
     "x_rows",
     "middle_rows",
@@ -53,8 +59,38 @@ class Sizes:
     topk: int = 0
     rows_per_expert: int = 0
     """Rows of an expert's region if rows are not packed; `row_counts` says how many are used."""
+    num_rows: int = 0
+    """Rows of all experts, those of all regions: SPLIT_STAGINGS lay out their tiles by it."""
     detail: int = 0
     """Every how many-th tile of K2 and K4 a capture gets step by step; 0: none."""
+
+
+def product_stages(stage: str, staging: str, most_rows: int) -> tuple[str, ...]:
+    """Returns the launches of K2 ("k2") or K4 ("k4"), in order. most_rows: of an expert, as far as the host knows."""
+    if staging in SPLIT_STAGINGS and most_rows > FACTS.few_tokens:
+        return (f"{stage}_many", stage)
+    return (stage,)
+
+
+def layer_stages(staging: str, most_rows: int) -> tuple[str, ...]:
+    """Returns the kernels of a whole layer, in order. Arguments: see product_stages()."""
+    products = (*product_stages("k2", staging, most_rows), *product_stages("k4", staging, most_rows))
+    return ("layout", "permute", *products, "unpermute")
+
+
+def tile_tensors(staging: str, num_listed: int, num_rows: int, like: torch.Tensor) -> Tensors:
+    """Returns memory for the tiles of a call, which `layout` or `tiles` fill. like: a tensor on the device."""
+    import torch
+
+    def empty(*size: int) -> torch.Tensor:
+        return like.new_empty(size, dtype=torch.int32)
+
+    if staging not in SPLIT_STAGINGS:
+        return {"tile_end": empty(num_listed + 1)}
+    # Each expert has one entry, and those with many rows, of which there are at most as many, may have more.
+    num_lists = FACTS.num_tile_lists  # an expert has one tile at most in each but the last
+    num_entries = (num_lists - 1) * num_listed + num_rows // FACTS.open_list_rows
+    return {"tile_list": empty(num_entries, 4), "tile_count": empty(num_lists)}
 
 
 def launch(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracekern.moe.gemm import checks
-from tracekern.moe.gemm.kernels import Sizes, launch
+from tracekern.moe.gemm.blocks import PreparedWeights, Weights, with_staging
+from tracekern.moe.gemm.kernels import Sizes, Tensors, launch, product_stages, tile_tensors
 from tracekern.moe.shape import check_range
 
 if TYPE_CHECKING:
@@ -78,51 +79,53 @@ def permute(
 def k2(
     x_perm: torch.Tensor,
     off_e: torch.Tensor,
-    w13: torch.Tensor,
+    w13: Weights,
     *,
     eids: torch.Tensor | None = None,
-    staging: str = "direct",
+    staging: str | None = None,
     abort: torch.Tensor | None = None,
     detail: int = 0,
     capture: Capture | None = None,
 ) -> torch.Tensor:
     """Returns silu(gate) * up of rows [M, hidden] bf16, [M, intermediate] bf16; rows of no expert are not written.
 
-    off_e: [num_experts + 1] int32, looked at on the host. w13: see pack_w13(). eids: see permute(). abort: an int32
-    that makes the kernel return at once while it is not 0. detail: the capture gets every detail-th tile step by step;
-    0: none. Raises BadInput.
+    off_e: [num_experts + 1] int32, looked at on the host. w13: see pack_w13() and prepare_weights(). eids: see
+    permute(). staging: see fused_moe_apply(). abort: an int32 that makes the kernel return at once while it is not 0.
+    detail: the capture gets every detail-th tile step by step; 0: none. Raises BadInput.
     """
+    w13 = with_staging("w13", w13, staging)
     checks.check_rows("x_perm", x_perm)
-    intermediate = w13.shape[2] // 2 if w13.ndim == 4 else 0
+    intermediate = w13.rows // 2
     checks.check_size("intermediate", intermediate)
     checks.check_weights("w13", w13, x_perm.shape[1], 2 * intermediate, x_perm)
     out = x_perm.new_empty((x_perm.shape[0], intermediate))
-    tensors = {"w13": w13, "x_rows": x_perm, "middle_rows": out, "abort": abort}
+    tensors = {"w13": w13.words, "x_rows": x_perm, "middle_rows": out, "abort": abort}
     sizes = (x_perm.shape[1], intermediate)
-    _multiply("k2", x_perm, off_e, w13, eids, tensors, sizes, staging, detail, capture)
+    _multiply("k2", x_perm, off_e, w13, eids, tensors, sizes, detail, capture)
     return out
 
 
 def k4(
     x2_perm: torch.Tensor,
     off_e: torch.Tensor,
-    w2: torch.Tensor,
+    w2: Weights,
     *,
     eids: torch.Tensor | None = None,
-    staging: str = "direct",
+    staging: str | None = None,
     abort: torch.Tensor | None = None,
     detail: int = 0,
     capture: Capture | None = None,
 ) -> torch.Tensor:
     """Returns w2 times rows [M, intermediate] bf16, [M, hidden] bf16. The rest: see k2()."""
+    w2 = with_staging("w2", w2, staging)
     checks.check_rows("x2_perm", x2_perm)
-    hidden = w2.shape[2] if w2.ndim == 4 else 0
+    hidden = w2.rows
     checks.check_size("hidden", hidden)
     checks.check_weights("w2", w2, x2_perm.shape[1], hidden, x2_perm)
     out = x2_perm.new_empty((x2_perm.shape[0], hidden))
-    tensors = {"w2": w2, "middle_rows": x2_perm, "result_rows": out, "abort": abort}
+    tensors = {"w2": w2.words, "middle_rows": x2_perm, "result_rows": out, "abort": abort}
     sizes = (hidden, x2_perm.shape[1])
-    _multiply("k4", x2_perm, off_e, w2, eids, tensors, sizes, staging, detail, capture)
+    _multiply("k4", x2_perm, off_e, w2, eids, tensors, sizes, detail, capture)
     return out
 
 
@@ -150,24 +153,28 @@ def _multiply(
     stage: str,
     rows: torch.Tensor,
     off_e: torch.Tensor,
-    words: torch.Tensor,
+    weights: PreparedWeights,
     eids: torch.Tensor | None,
-    tensors: dict[str, torch.Tensor | None],
+    tensors: Tensors,
     hidden_and_intermediate: tuple[int, int],
-    staging: str,
     detail: int,
     capture: Capture | None,
 ) -> None:
-    num_experts = words.shape[0]
-    checks.check_staging(staging)
+    num_experts, num_rows, staging = weights.num_experts, rows.shape[0], weights.staging
     checks.check_detail(detail)
-    checks.check_offsets(off_e, num_experts, rows.shape[0], rows)
+    checks.check_offsets(off_e, num_experts, num_rows, rows)
     checks.check_eids(eids, num_experts, rows)
     checks.check_abort(tensors["abort"], rows)
     num_listed = num_experts if eids is None else eids.numel()
-    tensors |= {"expert_ids": eids, "expert_offset": off_e, "tile_end": off_e.new_empty(num_listed + 1)}
+    tensors |= {"expert_ids": eids, "expert_offset": off_e, **tile_tensors(staging, num_listed, num_rows, rows)}
     hidden, intermediate = hidden_and_intermediate
     sizes = Sizes(
-        num_experts=num_experts, num_listed=num_listed, hidden=hidden, intermediate=intermediate, detail=detail
+        num_experts=num_experts,
+        num_listed=num_listed,
+        hidden=hidden,
+        intermediate=intermediate,
+        num_rows=num_rows,
+        detail=detail,
     )
-    launch(("tiles", stage), sizes, tensors, device=rows.device, staging=staging, capture=capture)
+    stages = ("tiles", *product_stages(stage, staging, num_rows))
+    launch(stages, sizes, tensors, device=rows.device, staging=staging, capture=capture)

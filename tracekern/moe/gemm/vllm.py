@@ -14,7 +14,9 @@ import torch
 from tracekern.errors import BadInput
 from tracekern.moe.gemm import checks
 from tracekern.moe.gemm.apply import fused_moe_apply
+from tracekern.moe.gemm.blocks import PreparedWeights
 from tracekern.moe.gemm.packing import quantize
+from tracekern.moe.gemm.prepared import prepare_weights
 
 try:
     from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -69,10 +71,14 @@ class Int4SparseMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # Any wher
             layer.register_parameter(name, weight)
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
-        """Quantizes w13_weight and w2_weight; they become what quantize() returns. Raises BadInput."""
+        """Quantizes w13_weight and w2_weight; they become the words of what prepare_weights() returns. Raises BadInput.
+
+        The layer keeps their staging as int4_staging.
+        """
         for name in ("w13_weight", "w2_weight"):
-            words = quantize(getattr(layer, name).data)
-            setattr(layer, name, torch.nn.Parameter(words, requires_grad=False))
+            prepared = prepare_weights(quantize(getattr(layer, name).data))
+            setattr(layer, name, torch.nn.Parameter(prepared.words, requires_grad=False))
+            layer.int4_staging = prepared.staging  # the same for both, which are on one device
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> None:
         """Returns None: a config describes scales to kernels of vLLM, of which none runs."""
@@ -96,7 +102,8 @@ class Int4SparseMoEMethod(FusedMoEMethodBase):  # type: ignore[misc]  # Any wher
         if layer.expert_map is not None:
             local = layer.expert_map[topk_ids.clamp(min=0).long()]
             topk_ids = local.masked_fill(topk_ids < 0, -1)
-        return fused_moe_apply(x, topk_ids, topk_weights, layer.w13_weight, layer.w2_weight)
+        w13, w2 = (PreparedWeights(words, layer.int4_staging) for words in (layer.w13_weight, layer.w2_weight))
+        return fused_moe_apply(x, topk_ids, topk_weights, w13, w2)
 
     def _check(self, layer: RoutedExperts, params_dtype: torch.dtype) -> None:
         """Raises BadInput for layers that fused_moe_apply() does not compute."""

@@ -118,11 +118,11 @@ class Kernels:
         dispatched.tensors |= {"expert_rows": rows, "expert_scale": experts.scale}
         stages: tuple[str, ...] = ("scale_experts",)
         if isinstance(experts, Int4Experts):
-            self._use_int4(dispatched, experts, rows)
-            stages = (*(["dequantise"] if dispatched.use_fp8 else []), *ExpertKernels.STAGES)
+            own = self._use_int4(dispatched, experts, rows)
+            stages = (*(["dequantise"] if dispatched.use_fp8 else []), *own.stages)
         self.launch(dispatched, stages, capture, after_stage=after_stage)
 
-    def _use_int4(self, dispatched: Dispatched, experts: Int4Experts, rows: torch.Tensor) -> None:
+    def _use_int4(self, dispatched: Dispatched, experts: Int4Experts, rows: torch.Tensor) -> ExpertKernels:
         if self._expert_kernels is None or self._expert_kernels.experts is not experts:
             num_local, rows_per_expert, _ = rows.shape
             self._expert_kernels = ExpertKernels(self._comm, experts, num_local * rows_per_expert, rows_per_expert)
@@ -133,6 +133,7 @@ class Kernels:
             x_rows=address(rows if dispatched.use_fp8 else tensors["packed_recv_x"]),  # results replace the former
             result_rows=address(rows),
         )
+        return self._expert_kernels
 
     def _make_native(self, layout: Layout, shape: LaunchShape, options: dict[str, Any]) -> Any:
         try:

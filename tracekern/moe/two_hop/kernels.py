@@ -214,9 +214,9 @@ class Kernels:
         if self._expert_kernels is None or self._expert_kernels.experts is not experts:
             self._expert_kernels = ChosenExpertKernels(self._comm, experts)
             self._expert_kernels.add_to(self._launches)
-        stages, epoch = self._expert_kernels.STAGES, int(self.native.epoch)
+        epoch = int(self.native.epoch)
 
-        def start(run: Run) -> None:
+        def start(stages: Sequence[str], run: Run) -> None:
             self._launches.late_us = 0
             self._launches.start(stages, run, epoch, capture, after_stage)
 

@@ -2,7 +2,7 @@
 // chunks, and park() gathers the metadata into the lanes that a selector names. One group of channels is under way.
 #pragma once
 
-#include "moe/gemm/decode.h"
+#include "moe/gemm/contract/decode.h"
 
 namespace tracekern {
 

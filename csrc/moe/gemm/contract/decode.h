@@ -2,29 +2,10 @@
 // are multiplied: the scale is applied to the product.
 #pragma once
 
-#include "moe/gemm/events.h"
-#include "moe/gemm/layout.h"
+#include "moe/gemm/product.h"
 #include "trace/recorder.h"
 
 namespace tracekern {
-
-// A scale of each of the two rows that a lane has sums of: g and g + 8 of the warp's 16.
-struct RowScales {
-    float top;
-    float bottom;
-};
-
-// Sums of a lane, placed like a ProductTile.
-struct LaneSums {
-    float values[4];
-
-    TK_DEVICE void add_scaled(const ProductTile& product, RowScales scale) {
-        TK_UNROLL
-        for (uint32_t i = 0; i < 4; ++i) {
-            values[i] = multiply_add_rn(product.values[i], i < 2 ? scale.top : scale.bottom, values[i]);
-        }
-    }
-};
 
 TK_DEVICE float scale_of(uint64_t word) {
     return bits_as<float>(static_cast<uint32_t>(word >> 32) & 0xffff0000u);
@@ -89,11 +70,6 @@ struct WeightRows {
 };
 
 // ---- the steps of a half of a group: `steps` is a recorder, Recorder<false> where they are not wanted ----
-
-// Something that is there when all four words are.
-TK_DEVICE uint64_t behind(const uint32_t (&words)[4]) {
-    return uint64_t{words[0] | words[1]} << 32 | words[2] | words[3];
-}
 
 template <uint32_t kHalf, class Rec>
 TK_DEVICE PerLane<DenseColumn> load_b(Warp& warp, Rec& steps, const ChannelRow* x, uint32_t group) {

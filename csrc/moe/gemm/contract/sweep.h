@@ -1,81 +1,17 @@
-// K2 and K4: rows of each expert times its weights. K2 makes silu(gate) * up of a token's row, K4 its result.
+// K2 and K4 as the contract has them.
 //
 // Blocks share the tiles. All warps of a block load x of the tile's tokens; then, phase by phase, each sweeps alone
 // over all channels with 16 outputs of its own.
 #pragma once
 
 #include "comm/give_up.h"
-#include "moe/gemm/decode.h"
-#include "moe/gemm/events.h"
-#include "moe/gemm/silu.h"
+#include "moe/gemm/contract/decode.h"
+#include "moe/gemm/product.h"
+#include "moe/gemm/token_tiles.h"
 #include "moe/rows.h"
 #include "trace/recorder.h"
 
 namespace tracekern {
-
-// ---- what differs between the kernels ----
-
-template <GemmStage kStage>
-struct SweepProduct;
-
-template <>
-struct SweepProduct<GemmStage::k2> {
-    static constexpr GemmRole kRole = GemmRole::k2;
-    static constexpr uint32_t kPaths = 2;
-
-    TK_HOST_DEVICE static uint32_t channels(const GemmArgs& args) { return args.hidden; }
-    TK_DEVICE static uint32_t outputs(const GemmArgs& args) { return args.intermediate; }
-    TK_DEVICE static const PackedPair* weights(const GemmArgs& args) { return args.w13; }
-    TK_DEVICE static const char* in(const GemmArgs& args) { return args.x_rows; }
-    TK_DEVICE static char* out(const GemmArgs& args) { return args.middle_rows; }
-    TK_DEVICE static float result(const PerLane<LaneSums> (&sums)[2], int lane, uint32_t i) {
-        return multiply_rn(silu(sums[0][lane].values[i]), sums[1][lane].values[i]);
-    }
-};
-
-template <>
-struct SweepProduct<GemmStage::k4> {
-    static constexpr GemmRole kRole = GemmRole::k4;
-    static constexpr uint32_t kPaths = 1;
-
-    TK_HOST_DEVICE static uint32_t channels(const GemmArgs& args) { return args.intermediate; }
-    TK_DEVICE static uint32_t outputs(const GemmArgs& args) { return args.hidden; }
-    TK_DEVICE static const PackedPair* weights(const GemmArgs& args) { return args.w2; }
-    TK_DEVICE static const char* in(const GemmArgs& args) { return args.middle_rows; }
-    TK_DEVICE static char* out(const GemmArgs& args) { return args.result_rows; }
-    TK_DEVICE static float result(const PerLane<LaneSums> (&sums)[1], int lane, uint32_t i) {
-        return sums[0][lane].values[i];
-    }
-};
-
-// ---- tiles ----
-
-struct TileWork {
-    uint32_t tile;
-    uint32_t expert;
-    uint32_t token_tile;  // of all experts
-    uint32_t output_tile;
-    uint32_t first_row;
-    uint32_t num_rows;  // 1 to 8
-};
-
-// Tiles of the same tokens are neighbours: blocks that run side by side read the same x. The expert of a token tile is
-// the first whose tiles end behind it, which passes over experts without tokens.
-TK_DEVICE TileWork find_tile(Warp& warp, const GemmArgs& args, uint32_t tile, uint32_t num_output_tiles) {
-    TileWork work;
-    work.tile = tile;
-    work.token_tile = tile / num_output_tiles;
-    work.output_tile = tile - work.token_tile * num_output_tiles;
-    const uint32_t listed = warp.sum_over(
-        args.num_listed, [&](uint32_t before) { return args.tile_end[before + 1] <= work.token_tile ? 1u : 0u; });
-    work.expert = args.listed_expert(listed);
-    const uint32_t first = (work.token_tile - args.tile_end[listed]) * GemmTile::kTokens;
-    const uint32_t* rows = args.rows_of(work.expert);
-    work.first_row = rows[0] + first;
-    const uint32_t left = rows[1] - work.first_row;
-    work.num_rows = left < GemmTile::kTokens ? left : GemmTile::kTokens;
-    return work;
-}
 
 // ---- roles in a tile ----
 
@@ -121,6 +57,15 @@ TK_DEVICE void sweep(Warp& warp,
     SweepWith<kStaging>::run(warp, steps, weights, x, sums);
 }
 
+template <class Product>
+TK_DEVICE float result_of(const PerLane<LaneSums> (&sums)[Product::kPaths], int lane, uint32_t i) {
+    if constexpr (Product::kPaths == 1) {
+        return sums[0][lane].values[i];
+    } else {
+        return Product::result(sums[0][lane].values[i], sums[1][lane].values[i]);
+    }
+}
+
 // Rounds the sums of a warp's 16 outputs and stores them, turned so that 16 outputs of a token leave together. Only
 // this warp's lanes meet: blocks have no barrier here.
 template <class Product>
@@ -134,8 +79,8 @@ TK_DEVICE void store_outputs(Warp& warp,
         const uint32_t token = 2 * lane_in_group(lane);
         TK_UNROLL
         for (uint32_t half = 0; half < 2; ++half) {
-            const uint32_t both =
-                from_floats<BFloat16>(Product::result(sums, lane, 2 * half), Product::result(sums, lane, 2 * half + 1));
+            const uint32_t both = from_floats<BFloat16>(result_of<Product>(sums, lane, 2 * half),
+                                                        result_of<Product>(sums, lane, 2 * half + 1));
             const uint32_t output = lane_group(lane) + 8 * half;
             tile.at(token, output) = {static_cast<uint16_t>(both)};
             tile.at(token + 1, output) = {static_cast<uint16_t>(both >> 16)};
@@ -165,7 +110,7 @@ TK_DEVICE bool block_has_aborted(Warp& warp, const GemmArgs& args) {
 
 template <GemmStage kOwnStage, GemmStaging kStaging, GemmDetail kDetail>
 struct GemmSweep {
-    using Product = SweepProduct<kOwnStage>;
+    using Product = GemmProduct<kOwnStage>;
     using Args = GemmArgs;
     using Untraced = GemmSweep<kOwnStage, kStaging, GemmDetail::parts>;
     static constexpr GemmStage kStage = kOwnStage;
@@ -222,13 +167,9 @@ private:
                                           const TileWork& work,
                                           uint32_t first_output,
                                           PerLane<LaneSums> (&sums)[Product::kPaths]) {
-        if constexpr (kDetail == GemmDetail::steps) {
-            if (work.tile % args.detail == 0) {
-                return sweep<Product, kStaging>(warp, recorder, args, work.expert, first_output, sums);
-            }
-        }
-        Recorder<false> no_steps({}, warp);
-        sweep<Product, kStaging>(warp, no_steps, args, work.expert, first_output, sums);
+        with_steps<kDetail>(warp, recorder, args, work.tile, [&](auto& steps) {
+            sweep<Product, kStaging>(warp, steps, args, work.expert, first_output, sums);
+        });
     }
 };
 

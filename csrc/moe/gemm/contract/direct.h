@@ -2,7 +2,7 @@
 // due. No lane needs another's.
 #pragma once
 
-#include "moe/gemm/decode.h"
+#include "moe/gemm/contract/decode.h"
 
 namespace tracekern {
 
