@@ -83,7 +83,7 @@ STEPS = (
     Step("two hops on two nodes", "benchmarks/two_hop.py --ranks {gpus} --nodes 2", 90, 2),
     Step("low latency of resident", "benchmarks/low_latency.py --ranks 8 --resident", 120),
     Step("low latency of 256 experts", "benchmarks/low_latency.py --ranks 8 --resident --experts 256 --calls 20", 200),
-    Step("int4 sparse", "benchmarks/int4_sparse.py", 120),
+    Step("int4 sparse", "benchmarks/int4_sparse.py", 200),
     Step("experts", "benchmarks/moe_experts.py --ranks {ranks}", 120),
     Step("disturbed", "benchmarks/disturbed.py --ranks {gpus}", 60, 2),
     Step("overhead", OVERHEAD, 240),
