@@ -15,6 +15,7 @@ from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.held_up import HeldUp, find_held_up
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
+from tracekern.analysis.ring_steps import RingSteps, ring_steps
 from tracekern.analysis.stages import StageTimes, stage_times
 from tracekern.analysis.staging import Staging, staging
 from tracekern.analysis.summary import Summary, summarize
@@ -98,6 +99,11 @@ class Findings:
     def staging(self) -> Staging | None:
         """How much of staging hides under the multiplication; None where no sweep is on record step by step."""
         return staging(self.in_window)
+
+    @cached_property
+    def ring_steps(self) -> RingSteps | None:
+        """What limits the rings of int4 experts; None where no tile of theirs is on record step by step."""
+        return ring_steps(self.in_window)
 
     @cached_property
     def iterations(self) -> Iterations:

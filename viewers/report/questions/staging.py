@@ -1,9 +1,10 @@
-"""How much of staging hides under the multiplication? Of sweeps that are on record step by step."""
+"""How much of staging hides under the multiplication? Of sweeps and rings that are on record step by step."""
 
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.ring_steps import RingSteps
 from tracekern.analysis.staging import Staging
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import heatmap
@@ -18,12 +19,30 @@ _ASIDE = (
 )
 
 
+_RING_ASIDE = (
+    "Of a ring one warp copies weights and x ahead of others, which multiply them. Shares are of the consumers' tiles "
+    "and, for the producer, of its own two steps. Of tiles alone that were recorded in detail; records take time, too, "
+    "which makes what is short look longer."
+)
+
+
 def draw(findings: Findings) -> Answer | None:
-    staging = findings.staging
-    if staging is None:
+    staging, rings = findings.staging, findings.ring_steps
+    told: list[str] = []
+    shown: list[str | Choice] = []
+    asides: list[str] = []
+    if staging is not None:
+        told.append(describe_staging(staging))
+        shown.append(Choice([(kernel, _picture(staging.of_kernel(kernel), kernel)) for kernel in staging.kernels]))
+        shown.append(_table(staging))
+        asides.append(_ASIDE)
+    if rings is not None:
+        told.append(describe_rings(rings))
+        shown.append(_ring_table(rings))
+        asides.append(_RING_ASIDE)
+    if not told:
         return None
-    pictures = [(kernel, _picture(staging.of_kernel(kernel), kernel)) for kernel in staging.kernels]
-    return Answer(escape(sentence(describe_staging(staging))), (Choice(pictures), _table(staging)), _ASIDE)
+    return Answer(escape(sentence("; ".join(told))), tuple(shown), " ".join(asides))
 
 
 QUESTION = Question("staging", "Staging", "How much of staging hides under the multiplication?", draw, order=77)
@@ -81,4 +100,36 @@ def _table(staging: Staging) -> str:
         hidden = int(own.hidden_ns.sum())
         lines.append([escape(kernel), duration(whole), *shares, percent(hidden, hidden + sum(steps[:3]))])
     columns = ["", "sweeps", "stage", "park", "decode", "load_b, multiply", "rest", "hidden of staging"]
+    return table(columns, lines, numbers=7)
+
+
+def describe_rings(rings: RingSteps) -> str:
+    """Says for each rank and kernel what its ring waits for, and how long its consumers did."""
+    parts = []
+    for row in range(len(rings)):
+        where = f"rank {rings.rank[row]} {rings.kernels[rings.kernel[row]]}"
+        waited = percent(int(rings.consumer_ns[row, 0]), int(rings.tile_ns[row]))
+        parts.append(
+            f"in {count(int(rings.tiles[row]), 'tile')} of {where} consumers waited {waited} for stages: "
+            f"{rings.limit(row).value} limits it"
+        )
+    return "; ".join(parts)
+
+
+def _ring_table(rings: RingSteps) -> str:
+    lines = []
+    for row in range(len(rings)):
+        whole = int(rings.tile_ns[row])
+        steps = rings.consumer_ns[row].tolist()
+        produced = rings.producer_ns[row].tolist()
+        lines.append(
+            [
+                escape(f"rank {rings.rank[row]} {rings.kernels[rings.kernel[row]]}"),
+                escape(rings.limit(row).value),
+                duration(whole),
+                *(percent(ns, whole) for ns in (*steps, whole - sum(steps))),
+                *(percent(ns, sum(produced)) for ns in produced),
+            ]
+        )
+    columns = ["", "limited by", "tiles", "wait_stage", "decode", "multiply", "rest", "wait_slot", "issue_copy"]
     return table(columns, lines, numbers=7)

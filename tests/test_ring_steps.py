@@ -1,0 +1,148 @@
+"""What limits a ring of int4 experts: sums by hand and against a plain loop, and what the report says of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from int4_experts import draw_layer
+from timelines import EVENTS, make_launch, make_spans, make_timeline
+
+import tracekern
+from tracekern.analysis.findings import analyze
+from tracekern.analysis.ring_steps import CONSUMER_STEPS, PRODUCER_STEPS, TILE, Limit, RingSteps, ring_steps
+from tracekern.moe.gemm import fused_moe_apply, prepare_weights
+from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
+from tracekern.viewers.report.questions.staging import describe_rings
+from tracekern.viewers.report.report_page import report_page
+
+Sums = dict[tuple[int, str], list[int]]
+"""(rank, kernel) -> tiles, their ns, and those of each step."""
+
+
+def sums_of(found: RingSteps) -> Sums:
+    return {
+        (int(found.rank[row]), found.kernels[found.kernel[row]]): [
+            int(found.tiles[row]),
+            int(found.tile_ns[row]),
+            *found.consumer_ns[row].tolist(),
+            *found.producer_ns[row].tolist(),
+        ]
+        for row in range(len(found))
+    }
+
+
+def slow_sums(timeline: Timeline) -> Sums:
+    """The same, a span at a time."""
+    sums: Sums = defaultdict(lambda: [0] * 7)
+    spans, names = timeline.spans, [timeline.events[event].name for event in timeline.spans.event.tolist()]
+    for row, name in enumerate(names):
+        own = sums[timeline.tracks[spans.track[row]].rank, timeline.launches[spans.launch[row]].name]
+        ns = int(spans.end[row] - spans.start[row])
+        if name in PRODUCER_STEPS:
+            own[5 + PRODUCER_STEPS.index(name)] += ns
+        if name != TILE:
+            continue
+        inside = [
+            step
+            for step, what in enumerate(names)
+            if what in CONSUMER_STEPS
+            and spans.track[step] == spans.track[row]
+            and spans.start[row] <= spans.start[step]
+            and spans.end[step] <= spans.end[row]
+        ]
+        if inside:
+            own[0] += 1
+            own[1] += ns
+        for step in inside:
+            own[2 + CONSUMER_STEPS.index(names[step])] += int(spans.end[step] - spans.start[step])
+    return {key: own for key, own in sums.items() if any(own)}
+
+
+@pytest.fixture(scope="module", params=["ring", "wide"])
+def timeline(request, tmp_path_factory) -> Timeline:
+    directory = tmp_path_factory.mktemp("rings")
+    layer = draw_layer(9, 2, 4, size=256)
+    weights = [prepare_weights(words, request.param) for words in (layer.w13, layer.w2)]
+    with tracekern.capture(directory, device="cpu", clock="cycles", records_per_track=4096) as capture:
+        fused_moe_apply(layer.x, layer.topk_ids, layer.topk_ws, *weights, detail=2, capture=capture)
+    return tracekern.load(directory)
+
+
+def test_sums_are_those_of_a_plain_loop(timeline):
+    found = ring_steps(timeline)
+    assert found is not None
+    assert sums_of(found) == slow_sums(timeline)
+    assert {"k2", "k4"} <= {kernel for _, kernel in sums_of(found)}
+    assert bool((found.consumer_ns.sum(axis=1) <= found.tile_ns).all())
+
+
+def test_the_report_says_what_limits_a_ring(timeline):
+    findings = analyze(timeline)
+    told = describe_rings(findings.ring_steps)
+    assert "rank 0 k2 consumers waited" in told
+    assert "limits it" in told
+    page = report_page(findings, "rings", "rings", "")
+    assert 'id="staging"' in page
+    assert "wait_stage" in page
+
+
+def test_captures_without_steps_have_none(tmp_path: Path):
+    layer = draw_layer(3, 1, 2, size=128)
+    weights = [prepare_weights(words) for words in (layer.w13, layer.w2)]
+    with tracekern.capture(tmp_path, device="cpu") as capture:
+        fused_moe_apply(layer.x, layer.topk_ids, layer.topk_ws, *weights, capture=capture)
+    assert ring_steps(tracekern.load(tmp_path)) is None
+
+
+# ---- by hand ----
+
+STAGE = (Field("stage", 24),)
+RING_EVENTS = (
+    *EVENTS,
+    EventType(TILE, EventClass.WORK, "completion", None, (Field("width", 7),)),
+    *(EventType(name, EventClass.WAIT, "completion", None, STAGE) for name in ("wait_stage", "wait_slot")),
+    *(EventType(name, EventClass.WORK, "completion", None, STAGE) for name in ("decode", "multiply", "issue_copy")),
+)
+NUMBER = {event.name: number for number, event in enumerate(RING_EVENTS)}
+
+
+def by_hand(*rows: tuple[int, str, int, int]) -> Timeline:
+    """From (track, event, start, end). Track 3 is warp 1 of block 0 of rank 0, 2 warp 0 there."""
+    launches = tuple(make_launch(rank, "k2") for rank in range(2))
+    spans = make_spans((track, NUMBER[event], track // 6, start, end, 0, 0) for track, event, start, end in rows)
+    return make_timeline(2, events=RING_EVENTS, spans=spans, launches=launches, flows=type(make_timeline().flows)())
+
+
+WAITING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 160), (3, "decode", 160, 170), (3, "multiply", 170, 200))
+WORKING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 110), (3, "decode", 110, 150), (3, "multiply", 150, 190))
+SLOTS, COPIES = ((2, "wait_slot", 100, 190), (2, "issue_copy", 190, 200)), ((2, "issue_copy", 100, 190),)
+
+
+@pytest.mark.parametrize(
+    ("rows", "limit"),
+    [
+        ((*WAITING, *SLOTS), Limit.MEMORY),
+        ((*WAITING, *COPIES), Limit.PRODUCER),
+        ((*WORKING, *SLOTS), Limit.CONSUMERS),
+        (WAITING, Limit.MEMORY),
+    ],
+)
+def test_what_limits_a_ring_is_where_its_warps_are(rows, limit):
+    found = ring_steps(by_hand(*rows))
+    assert found is not None
+    assert found.limit(0) is limit
+
+
+def test_steps_outside_a_tile_and_tiles_without_steps_do_not_count():
+    others = (
+        (3, TILE, 300, 400),
+        (3, "multiply", 390, 410),
+        (3, "decode", 420, 430),
+        (8, TILE, 50, OPEN_END),
+        (9, "multiply", 100, 120),
+    )
+    found = ring_steps(by_hand(*WORKING, *SLOTS, *others))
+    assert found is not None
+    assert sums_of(found) == {(0, "k2"): [1, 100, 10, 40, 40, 90, 10]}

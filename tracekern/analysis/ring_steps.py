@@ -1,0 +1,103 @@
+"""What limits the rings of int4 experts: where their warps spend the tiles that are on record step by step.
+
+docs/int4_trace.md says how to read it. A tile is a span `multiply_tile` of a consumer; its steps are the spans inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from tracekern.analysis.groups import group_rows
+from tracekern.timeline.model import OPEN_END, Int64, Timeline
+
+TILE = "multiply_tile"
+CONSUMER_STEPS = ("wait_stage", "decode", "multiply")
+PRODUCER_STEPS = ("wait_slot", "issue_copy")
+
+
+class Limit(Enum):
+    """What a ring waits for."""
+
+    MEMORY = "memory"
+    CONSUMERS = "decoding and multiplying"
+    PRODUCER = "starting copies"
+
+
+@dataclass(frozen=True)
+class RingSteps:
+    """[n] sums by rank and kernel, in this order, of the tiles of consumers that have steps."""
+
+    rank: Int64
+    kernel: Int64
+    """Index into `kernels`."""
+    tiles: Int64
+    tile_ns: Int64
+    consumer_ns: Int64
+    """[n, 3] time in each of CONSUMER_STEPS."""
+    producer_ns: Int64
+    """[n, 2] time in each of PRODUCER_STEPS."""
+    kernels: tuple[str, ...]
+    """Names of launches."""
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def limit(self, row: int) -> Limit:
+        """Returns what a row's ring waits for most.
+
+        Consumers that work longer than they wait limit it themselves. If they wait, the producer does where it starts
+        copies longer than it waits for slots, and memory does where all slots are under way.
+        """
+        wait, decode, multiply = self.consumer_ns[row].tolist()
+        if wait < decode + multiply:
+            return Limit.CONSUMERS
+        wait_slot, issue = self.producer_ns[row].tolist()
+        return Limit.PRODUCER if issue > wait_slot else Limit.MEMORY
+
+
+def ring_steps(timeline: Timeline) -> RingSteps | None:
+    """Sums up the steps of all rings. None where no tile of a consumer has any.
+
+    Works on unaligned Timelines too: nothing is compared across ranks.
+    """
+    spans = timeline.spans
+    tile = _closed_rows(timeline, TILE)
+    steps = [_closed_rows(timeline, name) for name in CONSUMER_STEPS]
+    row = np.concatenate([tile, *steps])
+    which = np.repeat(np.arange(-1, len(steps)), [len(tile), *map(len, steps)])
+    order = np.lexsort((which, spans.start[row], spans.track[row]))  # a tile, then its steps
+    row, which = row[order], which[order]
+    last = np.cumsum(which < 0) - 1  # the tile that began last, on whatever track
+    is_inside = (which >= 0) & (last >= 0)
+    outer = row[which < 0][last] if len(tile) else row
+    is_inside &= (spans.track[row] == spans.track[outer]) & (spans.end[row] <= spans.end[outer])
+    if not is_inside.any():
+        return None
+    detailed = np.unique(outer[is_inside])
+    producers = [_closed_rows(timeline, name) for name in PRODUCER_STEPS]
+    every = np.concatenate([detailed, row[is_inside], *producers])
+    names = [timeline.launches[launch].name for launch in spans.launch[every].tolist()]
+    kernels = tuple(sorted(set(names)))
+    kernel = np.array([kernels.index(name) for name in names], np.int64)
+    groups = group_rows(len(every), timeline.track_ranks()[spans.track[every]], kernel)
+    # 0: a tile, then the steps in the order of their names.
+    sizes = [len(detailed), int(is_inside.sum()), *map(len, producers)]
+    part = np.repeat([0, 1, 1 + len(steps), 2 + len(steps)], sizes)
+    part[len(detailed) : len(detailed) + sizes[1]] += which[is_inside]
+    ns = spans.end[every] - spans.start[every]
+    sums = [groups.sum(np.where(part == number, ns, 0)) for number in range(1 + len(steps) + len(producers))]
+    consumers, rest = np.stack(sums[1 : 1 + len(steps)], axis=1), np.stack(sums[1 + len(steps) :], axis=1)
+    rank, own_kernel = groups.columns
+    return RingSteps(rank, own_kernel, groups.sum(part == 0), sums[0], consumers, rest, kernels)
+
+
+def _closed_rows(timeline: Timeline, name: str) -> Int64:
+    """Returns the closed spans of an event, none where no kernel has it."""
+    if not any(event.name == name for event in timeline.events):
+        return np.empty(0, np.int64)
+    rows = timeline.rows_of(name)
+    closed: Int64 = rows[timeline.spans.end[rows] != OPEN_END]
+    return closed
