@@ -41,6 +41,8 @@ SPILLING |= {
     for recorder in ("off", "span", "ring", "cycles", "steps_span", "steps_ring", "steps_cycles")
     if (staging, recorder) != ("wide", "off")
 }
+# A function of its own, which a producer of `wide` calls with 24 registers, once a launch.
+SPILLING |= {"_ZN9tracekern6detail10find_trackENS_16LaunchDescriptorEjjjjjb"}
 
 # Kernel without variant, number type and recorder -> does it raise flags that guard a payload? Does it wait for flags?
 SIGNALS = {

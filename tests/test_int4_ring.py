@@ -74,7 +74,7 @@ EDITS = (
     Edit(
         STAGES,
         "shared.full[at.slot].wait(warp, at.round);",
-        """const bool leaves = left_out("leaves_early") && load_relaxed_block(&shared.given_up) != ~uint64_t{0};
+        """const bool leaves = left_out("leaves_early") && load_relaxed_block(&shared.given_up.piece) != ~uint64_t{0};
         if (!left_out("wait_full") && !leaves) shared.full[at.slot].wait(warp, at.round);""",
     ),
     Edit(STAGES, "+ Kernel::x_bytes(rows, count)", '+ (left_out("x_bytes") ? 0 : Kernel::x_bytes(rows, count))'),
@@ -87,9 +87,9 @@ EDITS = (
     # given_up: not stored, or while consumers look already; the tile's other stages do not end.
     Edit(
         STAGES,
-        """store_relaxed_block(&shared.given_up, uint64_t{tile.number});
+        """shared.given_up.tell(tile.number);
                     full.arrive();""",
-        """const auto store = [&] { store_relaxed_block(&shared.given_up, uint64_t{tile.number}); };
+        """const auto store = [&] { shared.given_up.tell(tile.number); };
         if (!left_out("given_up") && !left_out("given_up_late")) store();
         if (!left_out("end_stages")) full.arrive();
         if (left_out("given_up_late")) {
