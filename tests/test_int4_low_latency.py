@@ -97,7 +97,7 @@ def test_ranks_have_the_bits_of_the_layer_on_one_device(pools, ranks, dtype):
 
 
 def tiles_of(counts: torch.Tensor) -> Counter[tuple[str, int]]:
-    """Of a layer whose experts have so many rows, by launch and width."""
+    """Counts the tiles of a layer whose experts have so many rows, by launch and width."""
     return ring_tiles("k2", counts.tolist(), INTERMEDIATE) + ring_tiles("k4", counts.tolist(), HIDDEN)
 
 

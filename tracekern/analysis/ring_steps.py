@@ -45,17 +45,25 @@ class RingSteps:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def limit(self, row: int) -> Limit:
-        """Returns what a row's ring waits for most.
+    @property
+    def rest_ns(self) -> Int64:
+        """[n] time of tiles in no step: mostly what the records cost."""
+        rest: Int64 = self.tile_ns - self.consumer_ns.sum(axis=1)
+        return rest
 
-        Consumers that work longer than they wait limit it themselves. If they wait, the producer does where it starts
-        copies longer than it waits for slots, and memory does where all slots are under way.
+    def limit(self, row: int) -> Limit | None:
+        """Returns what a row's ring waits for most; None where the records took too much to tell.
+
+        Records lengthen work and shorten waiting. So consumers that wait longer than they work do wait: for the
+        producer where it starts copies longer than it waits for slots, else for memory. Consumers limit a ring if they
+        work longer than they wait even with all of the rest counted as waiting.
         """
         wait, decode, multiply = self.consumer_ns[row].tolist()
-        if wait < decode + multiply:
-            return Limit.CONSUMERS
-        wait_slot, issue = self.producer_ns[row].tolist()
-        return Limit.PRODUCER if issue > wait_slot else Limit.MEMORY
+        work = decode + multiply
+        if wait > work:
+            wait_slot, issue = self.producer_ns[row].tolist()
+            return Limit.PRODUCER if issue > wait_slot else Limit.MEMORY
+        return Limit.CONSUMERS if work > wait + int(self.rest_ns[row]) else None
 
 
 def ring_steps(timeline: Timeline) -> RingSteps | None:

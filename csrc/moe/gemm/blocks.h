@@ -84,8 +84,8 @@ struct WarpSums {
 };
 
 // Rounds 16 outputs of up to 8 tokens and stores them, two of a token by each lane; outputs beyond the last it does
-// not. Only stores depend on which warp this is: where a branch does, the compiler takes the warp for divided from
-// there on, and keeps what all lanes have in common for each of them (413 us of K2 instead of 249).
+// not. Only stores depend on which warp this is: where a branch does, ptxas takes the warp for divided from there on,
+// and moves what all lanes have in common into a uniform register again for each product.
 template <class Product>
 TK_DEVICE void store_outputs_of(
     Warp& warp, const GemmArgs& args, uint32_t row, uint32_t num_rows, uint32_t output, const PerLane<LaneSums>& sums) {

@@ -40,12 +40,12 @@ class PreparedWeights:
 
     @property
     def channels(self) -> int:
-        """Of each row; 0 of a tensor that holds no weights."""
+        """How many channels a row has; 0 where the tensor holds no weights."""
         return self._size(1, BLOCK_CHANNELS if self.is_permuted else 64)
 
     @property
     def rows(self) -> int:
-        """Of each expert; 0 of a tensor that holds no weights."""
+        """How many rows an expert has; 0 where the tensor holds no weights."""
         return self._size(2, BLOCK_ROWS if self.is_permuted else 1)
 
     @property

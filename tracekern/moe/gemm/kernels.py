@@ -87,7 +87,6 @@ def tile_tensors(staging: str, num_listed: int, num_rows: int, like: torch.Tenso
 
     if staging not in SPLIT_STAGINGS:
         return {"tile_end": empty(num_listed + 1)}
-    # Each expert has one entry, and those with many rows, of which there are at most as many, may have more.
     num_lists = FACTS.num_tile_lists  # an expert has one tile at most in each but the last
     num_entries = (num_lists - 1) * num_listed + num_rows // FACTS.open_list_rows
     return {"tile_list": empty(num_entries, 4), "tile_count": empty(num_lists)}

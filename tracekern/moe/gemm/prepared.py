@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CHECKED_SIZE = 256
 _CHECKED_ROWS = (1, 9, 0, 20, 70)
-"""Of each expert of a device's check: tiles of every kind."""
+"""How many rows each expert has in the check of a device: they make tiles of every width."""
 
 
 def prepare_weights(words: torch.Tensor, staging: str | None = None) -> PreparedWeights:

@@ -104,14 +104,15 @@ def _table(staging: Staging) -> str:
 
 
 def describe_rings(rings: RingSteps) -> str:
-    """Says for each rank and kernel what its ring waits for, and how long its consumers did."""
+    """Says for each rank and kernel how long its consumers waited, and what limits the ring if the record tells."""
     parts = []
     for row in range(len(rings)):
         where = f"rank {rings.rank[row]} {rings.kernels[rings.kernel[row]]}"
-        waited = percent(int(rings.consumer_ns[row, 0]), int(rings.tile_ns[row]))
+        whole, limit = int(rings.tile_ns[row]), rings.limit(row)
+        waited, rest = (percent(int(ns[row]), whole) for ns in (rings.consumer_ns[:, 0], rings.rest_ns))
+        told = f"{limit.value} limits it" if limit else f"what limits it is not told, {rest} was in no step"
         parts.append(
-            f"in {count(int(rings.tiles[row]), 'tile')} of {where} consumers waited {waited} for stages: "
-            f"{rings.limit(row).value} limits it"
+            f"in {count(int(rings.tiles[row]), 'tile')} of {where} consumers waited {waited} for stages: {told}"
         )
     return "; ".join(parts)
 
@@ -120,14 +121,14 @@ def _ring_table(rings: RingSteps) -> str:
     lines = []
     for row in range(len(rings)):
         whole = int(rings.tile_ns[row])
-        steps = rings.consumer_ns[row].tolist()
-        produced = rings.producer_ns[row].tolist()
+        steps = [*rings.consumer_ns[row].tolist(), int(rings.rest_ns[row])]
+        produced, limit = rings.producer_ns[row].tolist(), rings.limit(row)
         lines.append(
             [
                 escape(f"rank {rings.rank[row]} {rings.kernels[rings.kernel[row]]}"),
-                escape(rings.limit(row).value),
+                escape(limit.value if limit else "not told"),
                 duration(whole),
-                *(percent(ns, whole) for ns in (*steps, whole - sum(steps))),
+                *(percent(ns, whole) for ns in steps),
                 *(percent(ns, sum(produced)) for ns in produced),
             ]
         )
