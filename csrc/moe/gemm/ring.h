@@ -54,7 +54,7 @@ struct GemmRing {
             shared.begin(warp, kConsumers);
             if (warp.warp < kConsumers) {
                 Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::consumer));
-                consume(warp, recorder, args, shared);
+                consume<GemmRing>(warp, recorder, args, shared);
             } else {
                 Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::producer));
                 produce<GemmRing>(warp, recorder, args, shared);
@@ -85,53 +85,32 @@ struct GemmRing {
         }
     }
 
-private:
-    template <class Rec>
-    TK_DEVICE static void consume(Warp& warp, Rec& recorder, const GemmArgs& args, Shared& shared) {
-        const NibbleSplitter splitter;
-        RingPlace<kSlots> at;
-        for_each_tile<kLoad>(warp, args, Weights::num_output_tiles(args), [&]<uint32_t kTokens>(const BlockTile& tile) {
-            return consume_tile_of<kTokens>(warp, recorder, args, splitter, shared, at, tile);
-        });
-    }
+    // ---- the stages of a tile, for consumers ----
 
     template <uint32_t kTokens, class Rec>
-    TK_DEVICE static bool consume_tile_of(Warp& warp,
-                                          Rec& recorder,
-                                          const GemmArgs& args,
-                                          const NibbleSplitter& splitter,
-                                          Shared& shared,
-                                          RingPlace<kSlots>& at,
-                                          const BlockTile& tile) {
-        TokenTile rows{};
-        WarpSums<kTokens> sums;
-        sums.clear(warp);
-        {
-            TK_RANGE(recorder, GemmEvent::multiply_tile, kTokens, tile.token_tile, tile.output_tile);
-            with_steps<kDetail>(warp, recorder, args, tile.number, [&](auto& steps) {
-                const uint32_t num_blocks = Product::channels(args) / WeightBlock::kChannels;
+    TK_DEVICE static void multiply_tile(Warp& warp,
+                                        Rec& steps,
+                                        const GemmArgs& args,
+                                        const NibbleSplitter& splitter,
+                                        Shared& shared,
+                                        RingPlace<kSlots>& at,
+                                        TokenTile& rows,
+                                        WarpSums<kTokens>& sums) {
+        const uint32_t num_blocks = Product::channels(args) / WeightBlock::kChannels;
+        TK_NO_UNROLL
+        for (uint32_t first = 0; first < num_blocks; first += kBlocks) {
+            consume_stage<GemmRing>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
+                if (first == 0) rows = slot.rows;
                 TK_NO_UNROLL
-                for (uint32_t first = 0; first < num_blocks; first += kBlocks) {
-                    consume_stage<GemmRing>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
-                        if (first == 0) rows = slot.rows;
-                        TK_NO_UNROLL
-                        for (uint32_t block = first; block < num_blocks && block < first + kBlocks; ++block) {
-                            multiply_block_of(warp, steps, splitter, slot, block, sums);
-                        }
-                        give_back();
-                    });
+                for (uint32_t block = first; block < num_blocks && block < first + kBlocks; ++block) {
+                    multiply_block_of(warp, steps, splitter, slot, block, sums);
                 }
+                give_back();
             });
-            TK_END(rows.expert);
         }
-        if (has_given_up(warp, shared, tile)) return false;
-        TK_RANGE(recorder, GemmEvent::epilogue, rows.expert, tile.token_tile, tile.output_tile, 0u);
-        const uint32_t outputs[] = {Weights::first_of(tile.output_tile, 0) + warp.warp,
-                                    Weights::first_of(tile.output_tile, 1) + warp.warp};
-        store_results<Product>(warp, args, rows, outputs, sums);
-        return true;
     }
 
+private:
     template <uint32_t kTokens, class Rec>
     TK_DEVICE static void multiply_block_of(Warp& warp,
                                             Rec& steps,

@@ -235,4 +235,42 @@ TK_DEVICE bool has_given_up(Warp& warp, const Shared& shared, const BlockTile& t
     return holds_for_all(warp, shared.given_up.is_told(tile.number));
 }
 
+// Kernel::multiply_tile(warp, steps, args, splitter, shared, at, rows, sums) goes through all stages of a tile, whose
+// rows it reads from the first. Returns whether they had bytes.
+template <class Kernel, uint32_t kTokens, class Rec>
+TK_DEVICE bool consume_tile(Warp& warp,
+                            Rec& recorder,
+                            const GemmArgs& args,
+                            const NibbleSplitter& splitter,
+                            typename Kernel::Shared& shared,
+                            RingPlace<Kernel::kSlots>& at,
+                            const BlockTile& tile) {
+    TokenTile rows{};
+    WarpSums<kTokens> sums;
+    sums.clear(warp);
+    {
+        TK_RANGE(recorder, GemmEvent::multiply_tile, kTokens, tile.token_tile, tile.output_tile);
+        with_steps<Kernel::kDetail>(warp, recorder, args, tile.number, [&](auto& steps) {
+            Kernel::multiply_tile(warp, steps, args, splitter, shared, at, rows, sums);
+        });
+        TK_END(rows.expert);
+    }
+    if (has_given_up(warp, shared, tile)) return false;
+    TK_RANGE(recorder, GemmEvent::epilogue, rows.expert, tile.token_tile, tile.output_tile, 0u);
+    const uint32_t outputs[] = {Kernel::Weights::first_of(tile.output_tile, 0) + warp.warp,
+                                Kernel::Weights::first_of(tile.output_tile, 1) + warp.warp};
+    store_results<typename Kernel::Product>(warp, args, rows, outputs, sums);
+    return true;
+}
+
+template <class Kernel, class Rec>
+TK_DEVICE void consume(Warp& warp, Rec& recorder, const GemmArgs& args, typename Kernel::Shared& shared) {
+    const NibbleSplitter splitter;
+    RingPlace<Kernel::kSlots> at;
+    const uint32_t num_output_tiles = Kernel::Weights::num_output_tiles(args);
+    for_each_tile<Kernel::kLoad>(warp, args, num_output_tiles, [&]<uint32_t kTokens>(const BlockTile& tile) {
+        return consume_tile<Kernel, kTokens>(warp, recorder, args, splitter, shared, at, tile);
+    });
+}
+
 }  // namespace tracekern

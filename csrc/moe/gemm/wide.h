@@ -172,7 +172,7 @@ struct GemmWide {
             if (warp.warp < kConsumers) {
                 take_registers<Shape::kRegisters>();
                 Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::consumer));
-                consume(warp, recorder, args, shared);
+                consume<GemmWide>(warp, recorder, args, shared);
             } else {
                 // Three of its four warps are there for their registers alone.
                 keep_registers<Shape::kProducerRegisters>();
@@ -197,53 +197,30 @@ struct GemmWide {
         }
     }
 
-private:
-    template <class Rec>
-    TK_DEVICE static void consume(Warp& warp, Rec& recorder, const GemmArgs& args, Shared& shared) {
-        const NibbleSplitter splitter;
-        RingPlace<kSlots> at;
-        for_each_tile<kLoad>(warp, args, Weights::num_output_tiles(args), [&]<uint32_t kTokens>(const BlockTile& tile) {
-            return consume_tile_of<kTokens>(warp, recorder, args, splitter, shared, at, tile);
-        });
-    }
+    // ---- the stages of a tile, for consumers ----
 
     template <uint32_t kTokens, class Rec>
-    TK_DEVICE static bool consume_tile_of(Warp& warp,
-                                          Rec& recorder,
-                                          const GemmArgs& args,
-                                          const NibbleSplitter& splitter,
-                                          Shared& shared,
-                                          RingPlace<kSlots>& at,
-                                          const BlockTile& tile) {
-        TokenTile rows{};
-        WarpSums<kTokens> sums;
-        sums.clear(warp);
-        {
-            TK_RANGE(recorder, GemmEvent::multiply_tile, kTokens, tile.token_tile, tile.output_tile);
-            with_steps<kDetail>(warp, recorder, args, tile.number, [&](auto& steps) {
-                const auto multiply = [&]<uint32_t kNumBlocks>(uint32_t first) {
-                    consume_stage<GemmWide>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
-                        if (first == 0) rows = slot.rows;
-                        using Steps = std::remove_reference_t<decltype(steps)>;
-                        WideStage<kTokens, kGroupOf<kTokens>, 2, kNumBlocks, Steps, Slot> stage(
-                            warp, steps, splitter, slot, first, sums);
-                        stage.multiply(give_back);
-                    });
-                };
-                const uint32_t num_blocks = Product::channels(args) / WeightBlock::kChannels;
-                uint32_t block = 0;
-                TK_NO_UNROLL
-                for (; block + kBlocks <= num_blocks; block += kBlocks) multiply.template operator()<kBlocks>(block);
-                if (block < num_blocks) multiply.template operator()<1>(block);
+    TK_DEVICE static void multiply_tile(Warp& warp,
+                                        Rec& steps,
+                                        const GemmArgs& args,
+                                        const NibbleSplitter& splitter,
+                                        Shared& shared,
+                                        RingPlace<kSlots>& at,
+                                        TokenTile& rows,
+                                        WarpSums<kTokens>& sums) {
+        const auto multiply = [&]<uint32_t kNumBlocks>(uint32_t first) {
+            consume_stage<GemmWide>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
+                if (first == 0) rows = slot.rows;
+                WideStage<kTokens, kGroupOf<kTokens>, 2, kNumBlocks, Rec, Slot> stage(
+                    warp, steps, splitter, slot, first, sums);
+                stage.multiply(give_back);
             });
-            TK_END(rows.expert);
-        }
-        if (has_given_up(warp, shared, tile)) return false;
-        TK_RANGE(recorder, GemmEvent::epilogue, rows.expert, tile.token_tile, tile.output_tile, 0u);
-        const uint32_t outputs[] = {Weights::first_of(tile.output_tile, 0) + warp.warp,
-                                    Weights::first_of(tile.output_tile, 1) + warp.warp};
-        store_results<Product>(warp, args, rows, outputs, sums);
-        return true;
+        };
+        const uint32_t num_blocks = Product::channels(args) / WeightBlock::kChannels;
+        uint32_t block = 0;
+        TK_NO_UNROLL
+        for (; block + kBlocks <= num_blocks; block += kBlocks) multiply.template operator()<kBlocks>(block);
+        if (block < num_blocks) multiply.template operator()<1>(block);
     }
 };
 
