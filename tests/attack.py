@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toolchains import IS_SAMPLE, SAMPLE, formats, program
 
-VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined")
+VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined", "overlapped")
 NUMBERS = ("fp32", "fp16", "bf16")
 SAMPLED_NUMBERS = ("bf16",) if IS_SAMPLE else NUMBERS
 

@@ -31,6 +31,7 @@ SITES = {
     "dedup": [(name, mutation) for name in ("row", "layout", "result") for mutation in VALUE],
     "reduce": [(name, mutation) for name in ("row", "partial") for mutation in VALUE],
     "pipelined": [(name, mutation) for name in ("row", "partial", "layout") for mutation in VALUE],
+    "overlapped": [(name, mutation) for name in ("row", "partial") for mutation in VALUE],
     "empty": [("ack", mutation) for mutation in VALUE],
     "barrier": [("barrier", mutation) for mutation in VALUE],
 }

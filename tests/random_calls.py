@@ -87,7 +87,7 @@ class Case:
         if backend == "cuda" and num_residents > 1:
             room = num_sms() * (WARPS_PER_SM // grid["warps_per_block"])
             grid["num_blocks"] = min(grid["num_blocks"], room // num_residents)
-        if variant == "pipelined":
+        if variant in ("pipelined", "overlapped"):
             grid["partitions"] = draw.choice([0, 2, 3, 5, 16])
         tracing = draw.choice(TRACED)
         if tracing and backend == "cpu":

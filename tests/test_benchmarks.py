@@ -25,6 +25,8 @@ import gpu_all
 import harness
 import reliability
 
+from tracekern.moe.p2p.pipeline import STAGES
+
 PROGRAMS = sorted(
     path
     for folder in ("benchmarks", "examples", "tests")
@@ -145,7 +147,7 @@ def test_moe_shows_each_kernel_on_each_rank(beside):
     lines, figures = run_small(beside, "moe", arguments)
     assert [load["load"] for load in figures["loads"]] == ["1..6 drawn", "9 each"]
     for load in figures["loads"]:
-        assert set(load["stages_us"]) == {"flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined"}
+        assert set(load["stages_us"]) == set(STAGES)
         assert set(load["rows"]) == {*load["stages_us"], "sorted (gloo)"}
         stages = load["stages_us"]["balanced"]
         assert list(stages) == ["dispatch_send", "dispatch_recv", "combine_send", "combine_recv", "call"]

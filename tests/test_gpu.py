@@ -36,8 +36,8 @@ def require_gpus(count: int) -> None:
 
 
 def options(ranks: int, partitions: int = 0, **changes: object) -> MoeRun:
-    """Made before a test is skipped: without GPUs, too, it shows what MoeRun refuses. partitions: of pipelined."""
-    if changes.get("variant") == "pipelined":
+    """Made before a test is skipped: without GPUs, too, it shows what MoeRun refuses. partitions: where it has some."""
+    if changes.get("variant") in ("pipelined", "overlapped"):
         changes["family_options"] = {"partitions": partitions}
     return MoeRun(**{**SHAPE, "ranks": ranks, "experts": 8 * ranks, **changes})
 
@@ -96,6 +96,7 @@ RESIDENT = [
     options(8, variant="dedup", routing="one-hot-rank", topk=8),
     options(8, variant="reduce", routing="uniform", hidden=97, dtype="fp32"),
     options(8, variant="pipelined", routing="zipf", hidden=97, partitions=3),
+    options(8, variant="overlapped", routing="zipf", hidden=97, partitions=3),
     options(2, variant="token", routing="one-hot-rank", hidden=1),
     options(2, variant="pipelined", routing="uniform", partitions=5),
     options(3, variant="balanced", routing="uniform", tokens=1, topk=1),

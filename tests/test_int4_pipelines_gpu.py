@@ -16,6 +16,13 @@ RANKS = 8
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.parametrize("connections", ["1", "8"])
+def test_streams_of_overlapped_may_share_a_queue_of_the_device(tmp_path: Path, monkeypatch, connections: str):
+    """Kernels are queued in an order in which each waits for such alone as stand before it."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
+    test_a_run_is_the_reference(tmp_path, "overlapped")
+
+
 @pytest.mark.parametrize("variant", [*(variant for variant in STAGES if variant != "pipelined"), "two_hop"])
 def test_a_run_is_the_reference(tmp_path: Path, variant: str):
     if not torch.cuda.is_available():
@@ -32,6 +39,7 @@ def test_a_run_is_the_reference(tmp_path: Path, variant: str):
         intermediate=256,
         iterations=4,
         uneven=True,
+        family_options={"partitions": 3} if variant == "overlapped" else {},
     )
     report = run(options, tmp_path)
     assert report.ok, report.errors

@@ -67,6 +67,12 @@ ATTACKS = {
         sites("row", *FLAGGED) + sites("layout", *FLAGGED) + sites("partial", *FLAGGED),
         noticed=WITH_TIME_OUT,
     ),
+    "overlapped": Attack(
+        "p2p_stress",
+        pipeline("overlapped", BUSY),
+        sites("row", *FLAGGED) + sites("layout", "epoch") + sites("partial", *FLAGGED),
+        noticed=WITH_TIME_OUT,
+    ),
     "dedup_counts": Attack("p2p_stress", pipeline("reduce", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
     "dedup_ack": Attack("p2p_stress", ("pipelined", *EMPTY[1:]), sites("ack", *RELAXED), SLOW, WITH_TIME_OUT),
     "two_hops": Attack(
@@ -89,7 +95,7 @@ MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.s
 # GPUs have no transport that shuffles.
 MUTANTS_OF_GPUS = [(name, site) for name, site in MUTANTS if ATTACKS[name].program not in ("rings", "far_ranks")]
 # `make test` holds the flags of the pipelined kernel and the barriers, `make soak` those of the older variants too.
-LONG = ("token", "rank", "ack", "dedup", "reduce", "dedup_counts", "dedup_ack")
+LONG = ("token", "rank", "ack", "dedup", "reduce", "overlapped", "dedup_counts", "dedup_ack")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:

@@ -21,8 +21,8 @@ MEMORY = ("-O0", "-g1", *SANITIZERS, "-DTK_POISON_CONSUMED", *SAMPLE)
 
 
 def races() -> list[object]:
-    """Every variant in every shape; four of seven variants run one shape in `make test` and all in `make soak`."""
-    kept = ("flag", "balanced", "pipelined")
+    """Every variant in every shape; four of eight variants run one shape in `make test` and all in `make soak`."""
+    kept = ("flag", "balanced", "pipelined", "overlapped")
     return [
         pytest.param(
             shape,

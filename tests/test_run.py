@@ -138,11 +138,10 @@ def test_perfetto_counts_what_the_routing_demands(tmp_path, variant):
     assert loaded.count_flows("signal_result", signal_is_source=False) == wanted
 
 
-@pytest.mark.parametrize("variant", ["dedup", "reduce", "pipelined"])
+@pytest.mark.parametrize("variant", ["dedup", "reduce", "pipelined", "overlapped"])
 def test_a_token_goes_once_to_each_rank_of_its_experts(tmp_path, variant):
-    options = MoeRun(
-        **SMALL, variant=variant, seed=11, family_options={"partitions": 2} if variant == "pipelined" else {}
-    )
+    own = {"partitions": 2} if variant in ("pipelined", "overlapped") else {}
+    options = MoeRun(**SMALL, variant=variant, seed=11, family_options=own)
     run_moe(options, tmp_path / "capture").raise_for_error()
     timeline = tracekern.load(tmp_path / "capture")
     assert not [problem for problem in timeline.problems if problem.kind == "unmatched_wait"]
@@ -216,7 +215,7 @@ def test_settings_of_a_capture_are_the_work_alone(tmp_path):
         for count in (2, 3)
     ]
     assert parts == [2, 3]
-    with pytest.raises(BadInput, match="variant balanced has none, only pipelined has"):
+    with pytest.raises(BadInput, match="variant balanced has none, only pipelined and overlapped have"):
         MoeRun(**SMALL, family_options={"partitions": 3})
 
 

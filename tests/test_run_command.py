@@ -109,9 +109,9 @@ def test_a_pipelined_run_says_in_how_many_partitions(command_line):
     assert "zipf routing, in at most 3 partitions\n" in result.stdout
 
 
-def test_partitions_of_all_variants_are_for_the_one_that_has_some():
+def test_partitions_of_all_variants_are_for_those_that_have_some():
     given = {"ranks": 4, "experts": 8, "topk": 3, "family_options": {"partitions": 3}, "variant": "all"}
-    wanted = {name: {"partitions": 3} if name == "pipelined" else {} for name in VARIANTS}
+    wanted = {name: {"partitions": 3} if name in ("pipelined", "overlapped") else {} for name in VARIANTS}
     assert {plan.variant: plan.family_options for plan in _plans_of_all(given)} == wanted
     on_gpus = [plan.variant for plan in _plans_of_all({**given, "backend": "cuda"})]
     assert on_gpus == [name for name in VARIANTS if name not in PLAIN_VARIANTS]
@@ -179,7 +179,7 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
         (("--tokens", 0), "tracekern: --tokens is 0; wanted 1"),
         (("--iterations", 0), "iterations is 0; wanted 1"),
         (("--records-per-track", "some"), "--records-per-track: got 'some', wanted auto or a number"),
-        (("--option", "partitions=2"), "partitions is 2; variant balanced has none, only pipelined has"),
+        (("--option", "partitions=2"), "variant balanced has none, only pipelined and overlapped have"),
         (("--backend", "tpu"), "backend is 'tpu'; wanted one of auto"),
     ],
 )

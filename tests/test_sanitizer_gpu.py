@@ -27,7 +27,7 @@ def sanitize(tool: str, variant: str, directory: str, expert: str = "scale") -> 
         topk=2,
         expert=expert,
         intermediate=128,
-        family_options={"partitions": 2} if variant == "pipelined" else {},
+        family_options={"partitions": 2} if variant in ("pipelined", "overlapped") else {},
         iterations=2,
         backend="cuda",
         timeout_ms=60_000,
@@ -55,8 +55,9 @@ def test_compute_sanitizer_finds_nothing(tmp_path, variant, tool):
 @pytest.mark.gpu
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_compute_sanitizer_finds_nothing_in_int4_experts(tmp_path, tool):
-    sanitize(tool, "fused", str(tmp_path), "int4_sparse")
+@pytest.mark.parametrize("variant", ["fused", "overlapped"])
+def test_compute_sanitizer_finds_nothing_in_int4_experts(tmp_path, tool, variant):
+    sanitize(tool, variant, str(tmp_path), "int4_sparse")
 
 
 @pytest.mark.gpu

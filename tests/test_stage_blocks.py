@@ -121,6 +121,7 @@ def test_a_sweep_times_each_kernel_with_other_numbers_and_says_what_is_fastest(c
     ("options", "why"),
     [
         ({"variant": "low_latency"}, "sweep-blocks is on; variant low_latency has no such choice"),
+        ({"variant": "overlapped"}, "sweep-blocks is on; kernels of variant overlapped run side by side"),
         ({"host_driven": True}, "sweep-blocks times calls that are queued back to back; leave host-driven out"),
         ({"trace": True}, "sweep-blocks times calls that are not recorded; wanted trace=False"),
     ],

@@ -92,7 +92,7 @@ SHAPES = {
     "variant",
     [
         *(pytest.param(variant, marks=pytest.mark.gpu) for variant in ("flag", "pipelined")),
-        *(pytest.param(variant, marks=pytest.mark.soak) for variant in ("balanced", "reduce")),
+        *(pytest.param(variant, marks=pytest.mark.soak) for variant in ("balanced", "reduce", "overlapped")),
     ],
 )
 @pytest.mark.parametrize("name", SHAPES)
@@ -101,10 +101,11 @@ def test_any_number_of_ranks_blocks_and_warps(name, variant):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["pipelined", "overlapped"])
 @pytest.mark.parametrize("partitions", range(1, 6))
-def test_any_number_of_partitions(partitions):
+def test_any_number_of_partitions(partitions, variant):
     shape = Shape(ranks=3, blocks=4, warps=4, tokens=13, hidden=64, iterations=100)
-    assert_right(stress("pipelined", shape, f"partitions={partitions}"))
+    assert_right(stress(variant, shape, f"partitions={partitions}"))
 
 
 @pytest.mark.gpu

@@ -144,6 +144,36 @@ void set_call(Pipeline& pipeline,
                                               num_tokens};
 }
 
+// Where a call has kernels for each partition of the tokens: which one the next kernel is for, and its blocks.
+template <class Family, class Pipeline>
+void bind_partitions(pybind11::class_<Pipeline>& bound) {
+    if constexpr (requires(Pipeline& pipeline) { pipeline.args().partition; }) {
+        bound
+            .def("set_partition", [](Pipeline& pipeline, uint32_t partition) { pipeline.args().partition = partition; })
+            .def("set_blocks",
+                 [](Pipeline& pipeline, const std::string& stage, uint32_t num_blocks) {
+                     pipeline.set_blocks(enum_named<typename Family::Stage>("stage", stage, Family::kStageNames),
+                                         num_blocks);
+                 })
+            .def_property_readonly("num_partitions",
+                                   [](Pipeline& pipeline) { return pipeline.args().layout.num_partitions; });
+    }
+}
+
+// Addresses of what dispatch leaves, for experts that are kernels of their own: the first row of each local expert,
+// and the rows, which combine reads. 0 where there are no rows.
+template <class Pipeline>
+void bind_expert_input(pybind11::class_<Pipeline>& bound) {
+    namespace py = pybind11;
+    if constexpr (requires(Pipeline& pipeline) { pipeline.args().expert_rows; }) {
+        bound.def_property_readonly("expert_input", [](Pipeline& pipeline) {
+            const auto& args = pipeline.args();
+            return py::make_tuple(reinterpret_cast<uint64_t>(args.expert_offset),
+                                  reinterpret_cast<uint64_t>(args.expert_rows));
+        });
+    }
+}
+
 // Binds what pipelines have in common on all backends. take_backend: what makes the backend out of a call's options.
 template <class Family, class Pipeline, auto kTakeBackend, class Communicator>
 void bind_pipeline(pybind11::module_& family) {
@@ -190,15 +220,8 @@ void bind_pipeline(pybind11::module_& family) {
         // Several stages with one call: between two launches of a traced call the GPU is to wait no longer than between
         // those of an untraced one.
         .def("run_stages", run, py::arg("stages"), py::arg("descriptors"), py::arg("stream") = 0);
-    // Addresses of what dispatch leaves, for experts that are kernels of their own: the first row of each local expert,
-    // and the rows, which combine reads. 0 where there are no rows.
-    if constexpr (requires(Pipeline& pipeline) { pipeline.args().expert_rows; }) {
-        bound.def_property_readonly("expert_input", [](Pipeline& pipeline) {
-            const auto& args = pipeline.args();
-            return py::make_tuple(reinterpret_cast<uint64_t>(args.expert_offset),
-                                  reinterpret_cast<uint64_t>(args.expert_rows));
-        });
-    }
+    bind_partitions<Family>(bound);
+    bind_expert_input(bound);
 }
 
 }  // namespace tracekern

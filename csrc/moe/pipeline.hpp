@@ -55,6 +55,11 @@ public:
     // For the tensors of the next call.
     typename Family::Args& args() { return args_; }
 
+    // Sets the blocks of the next launches of a stage: at most those that the pipeline was made with.
+    void set_blocks(Stage stage, uint32_t num_blocks) {
+        config_.stage_blocks[static_cast<uint32_t>(stage)] = num_blocks;
+    }
+
     // stream: where the backend has some.
     void run(Stage stage, TraceChoice trace, uint64_t stream = 0) {
         set_comm_args();
@@ -64,13 +69,22 @@ public:
             Kernels::with(stage,
                           [&]<class Body>() { backend_.template launch<Family, Body>(comm_, config_, args_, trace); });
         });
-        if (stage == last_stage_) epoch_ = next_epoch(epoch_);
+        if (stage == last_stage_ && is_last_partition()) epoch_ = next_epoch(epoch_);
     }
 
     // Of the next call, as records keep it.
     uint32_t epoch() const { return epoch_on_record(epoch_); }
 
 private:
+    // Where a call has its kernels once for each partition, these end with the last.
+    bool is_last_partition() const {
+        if constexpr (requires { args_.is_last_partition(); }) {
+            return args_.is_last_partition();
+        } else {
+            return true;
+        }
+    }
+
     // Each time: the communicator's time limit and the place of its fault record may change.
     void set_comm_args() {
         args_.comm = comm_.args();
@@ -78,7 +92,7 @@ private:
     }
 
     typename Backend::Communicator& comm_;
-    const Config config_;
+    Config config_;
     Backend backend_;
     const uint32_t first_stage_;
     typename Family::Args args_;

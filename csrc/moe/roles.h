@@ -21,6 +21,11 @@ namespace tracekern {
 struct Share {
     uint32_t first;
     uint32_t stride;
+
+    // Of items that all warps of the grid share. Neighbouring items go to different blocks.
+    TK_DEVICE static Share of_all(const Warp& warp) {
+        return {warp.warp * warp.num_blocks + warp.block, warp.num_warps * warp.num_blocks};
+    }
 };
 
 // What a warp has of the work that blocks share half by half. A block of one warp has both halves.
@@ -71,6 +76,8 @@ class RoleTable {
 public:
     TK_DEVICE explicit RoleTable(const Warp& warp)
         : warp_(warp), own_(OwnPart::of(warp, Blocks::index(warp), Blocks::count(warp))) {}
+    // Of roles that all warps have: they share all items of each.
+    TK_DEVICE RoleTable(const Warp& warp, Share share) : warp_(warp), own_{true, true, share} {}
 
     // The first role of this warp.
     TK_DEVICE auto name() const { return first_of<Roles...>(); }

@@ -4,7 +4,7 @@
 //   p2p_stress VARIANT NUMBER EXECUTOR RANKS BLOCKS WARPS TOKENS HIDDEN EXPERTS TOPK ITERATIONS SEED [OPTION=VALUE...]
 //     trace=on|ring          runs the traced kernels and looks after the words behind their records
 //     timeout_ms=N           how long a wait lasts; default 120000
-//     partitions=N           of the pipelined variant; default 2
+//     partitions=N           of `pipelined` and `overlapped`; default 2
 //     absent=RANK            that rank never starts
 //     plant=CHANNEL:MUTATION leaves something out of the protocol, see comm/mutation.h (-DTK_PLANTED_FAULTS)
 //
@@ -30,7 +30,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, PipelineCpu<P2P>& pi
     const MoeShape& shape = options.config.shape;
     const std::vector<float> scale = options.expert_scale();
     std::vector<T> out(size_t{shape.max_tokens} * shape.hidden);
-    const std::vector<P2PStage> stages = stages_of_call<P2P>(options.config);
+    const std::vector<LaunchOfCall> launches = launches_of_call<P2P>(options.config);
     const uint32_t num_blocks = options.config.num_blocks, num_warps = options.config.warps_per_block;
     std::vector<TrackHeader> headers(TraceRegion::num_headers(options.stress, size_t{num_blocks} * num_warps));
     std::vector<WideRecord> records(TraceRegion::num_records(options.stress, size_t{num_blocks} * num_warps));
@@ -45,8 +45,9 @@ int run_rank(const Options& options, CpuCommunicator& comm, PipelineCpu<P2P>& pi
         args.experts = {scale.data()};
         args.out = reinterpret_cast<char*>(out.data());
         args.num_tokens = input.num_tokens;
-        for (P2PStage stage : stages) {
-            pipeline.run(stage, region.begin_launch());
+        for (const LaunchOfCall& launch : launches) {
+            args.partition = launch.partition;
+            pipeline.run(launch.stage, region.begin_launch());
             if (!region.is_whole()) return 4;
         }
         if (comm.failed()) return report_fault(comm.fault(), kP2PStageNames[comm.fault().stage]);

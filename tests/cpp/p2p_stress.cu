@@ -141,7 +141,7 @@ public:
     Rank(const Options& options, uint32_t rank)
         : options_(options),
           rank_(rank),
-          stages_(stages_of_call<StressFamily>(options.config)),
+          launches_(launches_of_call<StressFamily>(options.config)),
           scale_(options.expert_scale()),
           device_scale_(scale_.size() * sizeof(float)),
           comm_(rank,
@@ -150,7 +150,8 @@ public:
                 options.stress.timeout_ns,
                 /*by_descriptor=*/false),
           memory_(options.config.shape),
-          regions_(options.stress, options.config.num_blocks, options.config.warps_per_block, kBatch * stages_.size()) {
+          regions_(
+              options.stress, options.config.num_blocks, options.config.warps_per_block, kBatch * launches_.size()) {
         copy_to_device(device_scale_.as<void>(), scale_.data(), scale_.size() * sizeof(float));
     }
 
@@ -162,7 +163,7 @@ public:
         pipeline_.emplace(comm_, options_.config, PipelineBackendCuda());
     }
 
-    const std::vector<P2PStage>& stages() const { return stages_; }
+    const std::vector<LaunchOfCall>& launches() const { return launches_; }
 
     // For the calls from `first` on.
     void upload(uint32_t first, uint32_t count) {
@@ -177,7 +178,9 @@ public:
             static_cast<MoeCall&>(pipeline_->args()) =
                 memory_.call(slot, inputs_[slot].num_tokens, device_scale_.as<float>());
         }
-        pipeline_->run(stages_[stage], regions_[slot * stages_.size() + stage].begin_launch(), stream_.handle());
+        pipeline_->args().partition = launches_[stage].partition;
+        pipeline_->run(
+            launches_[stage].stage, regions_[slot * launches_.size() + stage].begin_launch(), stream_.handle());
     }
     // Behind the whole batch: between two calls it would keep them apart.
     void download() const { memory_.download(stream_); }
@@ -189,8 +192,8 @@ public:
     // The exit code for the batch, which nobody gave up on.
     int check(uint32_t first) {
         for (uint32_t slot = 0; slot < inputs_.size(); ++slot) {
-            for (size_t stage = 0; stage < stages_.size(); ++stage) {
-                if (!regions_[slot * stages_.size() + stage].is_whole()) return 4;
+            for (size_t stage = 0; stage < launches_.size(); ++stage) {
+                if (!regions_[slot * launches_.size() + stage].is_whole()) return 4;
             }
             const int code =
                 check_result(options_, rank_, first + slot, inputs_[slot], scale_, memory_.template out<T>(slot));
@@ -202,7 +205,7 @@ public:
 private:
     const Options& options_;
     const uint32_t rank_;
-    const std::vector<P2PStage> stages_;
+    const std::vector<LaunchOfCall> launches_;
     const std::vector<float> scale_;
     const DeviceMemory device_scale_;
     const SideStream stream_;
@@ -243,7 +246,7 @@ private:
             // Another one each time: who comes first, and who last, is not to be the same rank always.
             std::shuffle(order_.begin(), order_.end(), random_);
             if (rivals_) launch_rivals(0);
-            for (size_t stage = 0; stage < ranks_[0]->stages().size(); ++stage) {
+            for (size_t stage = 0; stage < ranks_[0]->launches().size(); ++stage) {
                 for (uint32_t rank : order_) ranks_[rank]->launch(slot, stage);
             }
             if (rivals_) launch_rivals(1);

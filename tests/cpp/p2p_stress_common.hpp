@@ -128,14 +128,28 @@ int check_result(const P2PStress& options,
     return 1;
 }
 
-// The kernels of a call, in their order.
+struct LaunchOfCall {
+    P2PStage stage;
+    uint32_t partition;
+};
+
+// The kernels of a call, in their order. Of partitions with kernels of their own one comes in before the results of the
+// one ahead go back.
 template <class Family>
-std::vector<P2PStage> stages_of_call(const P2PConfig& config) {
-    std::vector<P2PStage> stages;
+std::vector<LaunchOfCall> launches_of_call(const P2PConfig& config) {
+    std::vector<LaunchOfCall> launches;
+    if (traits_of(config.variant).overlapped) {
+        const uint32_t count = P2PLayout::make(config.shape, config.variant, config.partitions).num_partitions;
+        for (uint32_t partition = 0; partition <= count; ++partition) {
+            if (partition < count) launches.push_back({P2PStage::dispatch, partition});
+            if (partition > 0) launches.push_back({P2PStage::combine, partition - 1});
+        }
+        return launches;
+    }
     Family::with_kernels(config, [&]<class Kernels>(Kernels) {
-        Kernels::for_each([&]<class Body>() { stages.push_back(Body::kStage); });
+        Kernels::for_each([&]<class Body>() { launches.push_back({Body::kStage, 0}); });
     });
-    return stages;
+    return launches;
 }
 
 }  // namespace tracekern

@@ -14,6 +14,7 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.held_up import HeldUp, find_held_up
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
+from tracekern.analysis.overlap import StreamOverlap, stream_overlaps
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.ring_steps import RingSteps, ring_steps
 from tracekern.analysis.stages import StageTimes, stage_times
@@ -89,6 +90,11 @@ class Findings:
     def stages(self) -> StageTimes:
         """How long the kernels of each stage take on each rank, and for how much of that no warp works."""
         return stage_times(self.timeline, self.window)
+
+    @cached_property
+    def overlap(self) -> tuple[StreamOverlap, ...]:
+        """How long kernels of each stream ran beside those of others; () where no rank has several streams."""
+        return stream_overlaps(self.in_window)
 
     @cached_property
     def received(self) -> ReceiveMatrix | None:

@@ -120,6 +120,8 @@ class Family:
     """Arguments of make_pipeline for calls that are queued on the device, whose host must not wait in between."""
     takes_stage_blocks: bool = False
     """Whether kernels of a call may have different numbers of blocks."""
+    side_by_side: frozenset[str] = frozenset()
+    """Variants whose kernels run at the same time: the time between two launches is not that of a kernel."""
     expert_rows: ExpertRows = "packed"
     """How rows lie for experts that are kernels of their own."""
     stages: dict[str, tuple[str, ...]] | None = None

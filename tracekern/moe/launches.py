@@ -26,6 +26,10 @@ class Kind:
     roles: tuple[str, ...]
     grid: int
     warps: int
+    name: str = ""
+    """On record, where it is not that of the stage: kernels of several stages may share one."""
+    stream: int = 0
+    """Where it is not that of the call."""
 
 
 def describe(
@@ -71,9 +75,11 @@ class Launches:
         """Sets the table of the family's kernels in the next calls."""
         self._own = dataclasses.replace(self._own, events=events)
 
-    def add_stage(self, stage: str, events: Any, roles: Sequence[str], grid: int, warps: int) -> None:
-        """Tells of a kernel that is not the family's."""
-        self._others[stage] = Kind(events, tuple(roles), grid, warps)
+    def add_stage(
+        self, stage: str, events: Any, roles: Sequence[str], grid: int, warps: int, *, name: str = "", stream: int = 0
+    ) -> None:
+        """Tells of a kernel that is not the family's, or not like its others. name, stream: see Kind."""
+        self._others[stage] = Kind(events, tuple(roles), grid, warps, name, stream)
 
     def start(
         self,
@@ -111,7 +117,7 @@ class Launches:
                 with self._comm.guarded():
                     run([stage], [descriptor], 0)
                 if after_stage is not None:
-                    after_stage(stage)
+                    after_stage(self.kind_of(stage).name or stage)
 
     def _start_on_gpu(
         self,
@@ -123,7 +129,12 @@ class Launches:
     ) -> None:
         comm = self._comm
         stream = comm.device.streams.current()
-        descriptors = [self._descriptor(stage, epoch, capture, stream, idx > 0) for idx, stage in enumerate(stages)]
+        used = set[int]()
+        descriptors = []
+        for stage in stages:
+            own = self.kind_of(stage).stream or stream
+            descriptors.append(self._descriptor(stage, epoch, capture, own, ahead=own in used))
+            used.add(own)
         with comm.one_call():  # entered late: a capture that refuses a launch before any kernel breaks no call off
 
             def run_some(first: int, last: int) -> None:
@@ -142,14 +153,18 @@ class Launches:
 
                 with comm.guarded():
                     comm.launch(1, run_one)
-                after_stage(stage)
+                after_stage(self.kind_of(stage).name or stage)
+
+    def kind_of(self, stage: str) -> Kind:
+        """Returns what captures are told of a stage."""
+        return self._others.get(stage, self._own)
 
     def _descriptor(self, stage: str, epoch: int, capture: Capture | None, stream: int, ahead: bool) -> int:
         if capture is None:
             return 0
-        kind = self._others.get(stage, self._own)
+        kind = self.kind_of(stage)
         launch = capture.launch(
-            stage,
+            kind.name or stage,
             grid=kind.grid,
             warps=kind.warps,
             stream=stream,

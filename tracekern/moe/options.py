@@ -162,6 +162,10 @@ class MoeRun:
         if family is None or not family.takes_stage_blocks:
             asked = f"blocks of {next(iter(self.stage_blocks))}:" if self.stage_blocks else "sweep-blocks is on;"
             raise UnsuitableShape(f"{asked} variant {self.variant} has no such choice")
+        if self.sweep_blocks and self.variant in family.side_by_side:
+            raise UnsuitableShape(
+                f"sweep-blocks is on; kernels of variant {self.variant} run side by side, in no turns"
+            )
         try:
             blocks_by_stage(family.variants[self.variant], self.stage_blocks)
         except BadInput as error:
@@ -224,5 +228,5 @@ def check_family_options(variant: str, options: dict[str, int]) -> None:
             raise BadInput(f"option is {name!r}; wanted one of {known}")
         check_range(name, value, 0, of_name[0].high)
         if value and not takes_option(variant, name):
-            takers = ", ".join(of_name[0].variants)
-            raise BadInput(f"{name} is {of_name[0].setting(value)}; variant {variant} has none, only {takers} has")
+            takers = f"{' and '.join(of_name[0].variants)} {'has' if len(of_name[0].variants) == 1 else 'have'}"
+            raise BadInput(f"{name} is {of_name[0].setting(value)}; variant {variant} has none, only {takers}")

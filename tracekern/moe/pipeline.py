@@ -161,12 +161,16 @@ class Pipeline:
             return self.stages
         check_place_for_experts(self.stages)
         if self._expert_kernels is None or self._expert_kernels.experts is not experts:
-            num_rows = self.shape.num_ranks * self.shape.max_tokens * self.shape.topk
-            self._expert_kernels = ExpertKernels(self.comm, experts, num_rows)
+            self._expert_kernels = ExpertKernels(self.comm, experts, self._num_expert_rows)
             off_e, rows = self._native.expert_input
             self._expert_kernels.use(expert_offset=off_e, x_rows=rows, result_rows=rows)
             self._expert_kernels.add_to(self._launches)
         return self._expert_kernels.stages_within(self.stages)
+
+    @property
+    def _num_expert_rows(self) -> int:
+        """Most rows of this rank's experts."""
+        return self.shape.num_ranks * self.shape.max_tokens * self.shape.topk
 
     def _run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
         if self._expert_kernels is None:

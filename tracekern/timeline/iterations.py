@@ -2,9 +2,10 @@
 
 A stage is a launch name. The number of iterations is the commonest number of launches a stage has, a stage launched k
 times as often belongs to each k times, and a stage launched any other number of times is set-up and belongs to none. Of
-equally common numbers it is the largest, or one above 1 that this is a multiple of. Launches that a flight recorder or
-a capture of each N-th launch did not keep are counted, and where the run did not come to its end, a stage may lack what
-it had still to do. A launch named `align` belongs to none, nor does a single barrier of the ranks ahead of all others.
+equally common numbers it is the largest, or one above 1 that this is a multiple of. Where every stage has several
+launches in an epoch, as in calls by partitions, an iteration has as many. Launches that a flight recorder or a capture
+of each N-th launch did not keep are counted, and where the run did not come to its end, a stage may lack what it had
+still to do. A launch named `align` belongs to none, nor does a single barrier of the ranks ahead of all others.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class LaunchIterations:
             outside.add(RANK_BARRIER)
         is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
         lengths = {name: max(found) // step + 1 for name, found in of_stage.items() if name not in outside}
-        times = dict.fromkeys(outside, 0) | _times_an_iteration(lengths, step, is_cut)
+        repeats = _launches_an_epoch(timeline, outside)
+        times = dict.fromkeys(outside, 0) | _times_an_iteration(lengths, step, is_cut, repeats)
         self.set_up_stages = tuple(name for name in self.stages if not times[name])
         iteration = [
             launch.sequence // times[launch.name] if times[launch.name] else -1 for launch in timeline.launches
@@ -70,12 +72,21 @@ def _is_start_up(timeline: Timeline, of_launch: Int32) -> Mask:
     return np.asarray(is_align | (is_ahead & ~in_iteration), bool)
 
 
-def _times_an_iteration(lengths: dict[str, int], step: int, is_cut: bool) -> dict[str, int]:
+def _launches_an_epoch(timeline: Timeline, outside: set[str]) -> int:
+    """How often every stage is launched in an epoch at least; 1 where epochs tell no calls apart."""
+    launches = [launch for launch in timeline.launches if launch.name not in outside]
+    if len({launch.epoch for launch in launches}) < 2:
+        return 1
+    return min(Counter((launch.name, launch.rank, launch.epoch) for launch in launches if launch.epoch).values())
+
+
+def _times_an_iteration(lengths: dict[str, int], step: int, is_cut: bool, repeats: int) -> dict[str, int]:
     """How often each iteration launches a stage, 0: it belongs to none. is_cut: the last one may lack some.
 
-    lengths: of each stage the number of its launches of which each `step`-th was kept.
+    lengths: of each stage the number of its launches of which each `step`-th was kept. repeats: how often every stage
+    is launched in an iteration.
     """
-    stages_of = Counter(lengths.values())
+    stages_of = Counter(-(-length // repeats) for length in lengths.values())
     most = max(stages_of.values(), default=0)
     count, *shorter = sorted((length for length in stages_of if stages_of[length] == most), reverse=True) or [1]
     for length in shorter:

@@ -1,5 +1,5 @@
-// The exchange of counts: each rank tells each other one how many tokens come for each of its experts, and lays out the
-// rows of its own experts by what it was told. All warps of the block that counts.
+// The exchange of counts: each rank tells each other one how many tokens come for each of its cells (P2PLayout), and
+// lays out the rows of its own by what it was told. All warps of the block that counts.
 //
 // For whom a variant sends rows is a type, Rows:
 //   count(warp, args, others)           adds what else is told to each rank: behind the counts for its experts
@@ -11,7 +11,7 @@
 
 namespace tracekern {
 
-// Counts this rank's tokens for each expert, and its rows, and tells the experts' ranks.
+// Counts this rank's tokens for each cell, and its rows, and tells the experts' ranks.
 template <class Rows, class Rec>
 TK_DEVICE void send_counts(P2PContext<Rec>& context) {
     Warp& warp = context.warp;
@@ -26,9 +26,10 @@ TK_DEVICE void send_counts(P2PContext<Rec>& context) {
         warp.block_strided(args.num_flat(), [&](uint32_t flat) {
             if (!args.shape.is_expert(args.topk_idx[flat])) return;
             const uint32_t expert = static_cast<uint32_t>(args.topk_idx[flat]);
-            add_relaxed_block(&counts[expert / num_local * num_counts + expert % num_local], 1u);
+            const uint32_t cell = args.cell(args.is_cut() ? args.partition_of(flat) : 0, expert % num_local);
+            add_relaxed_block(&counts[expert / num_local * num_counts + cell], 1u);
         });
-        Rows::count(warp, args, counts + num_local);
+        Rows::count(warp, args, counts + args.layout.num_cells);
         TK_END_AFTER_BARRIER(warp);
     }
     for_peers_of_warp(context, [&](uint32_t peer) {
@@ -54,12 +55,12 @@ TK_DEVICE WaitResult wait_counts(P2PContext<Rec>& context, uint32_t src_rank, ui
     return {ok, Rows::take(context, src_rank, counts)};
 }
 
-// Waits for everybody's counts and lays out the rows of the local experts. After send_counts().
+// Waits for everybody's counts and lays out the rows of all cells. After send_counts().
 template <class Rows, class Rec>
 TK_DEVICE void receive_counts(P2PContext<Rec>& context) {
     Warp& warp = context.warp;
     const P2PArgs& args = context.args;
-    const uint32_t num_local = args.shape.num_local_experts();
+    const uint32_t num_cells = args.layout.num_cells;
     const uint32_t num_counts = args.layout.num_counts;
     uint32_t* incoming = shared_at<uint32_t>(warp, args.layout.shared.counts);
     uint32_t* sums = shared_at<uint32_t>(warp, args.layout.shared.sums);
@@ -70,22 +71,22 @@ TK_DEVICE void receive_counts(P2PContext<Rec>& context) {
     });
     wait_block(context);
     Rows::lay_out(warp, args, incoming);
-    warp.block_strided(num_local, [&](uint32_t local) {
+    warp.block_strided(num_cells, [&](uint32_t cell) {
         uint32_t sum = 0;
         for (uint32_t src_rank = 0; src_rank < args.shape.num_ranks; ++src_rank) {
-            sum += incoming[src_rank * num_counts + local];
+            sum += incoming[src_rank * num_counts + cell];
         }
-        sums[local] = sum;
+        sums[cell] = sum;
     });
     warp.block_sync();
     if (warp.warp != 0) return;
     warp.leader([&] {
         uint32_t row = 0;
-        for (uint32_t local = 0; local < num_local; ++local) {
-            args.expert_offset[local] = args.expert_cursor[local] = row;
-            row += sums[local];
+        for (uint32_t cell = 0; cell < num_cells; ++cell) {
+            args.expert_offset[cell] = args.expert_cursor[cell] = row;
+            row += sums[cell];
         }
-        args.expert_offset[num_local] = row;
+        args.expert_offset[num_cells] = row;
     });
 }
 

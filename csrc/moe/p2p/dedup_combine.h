@@ -111,7 +111,7 @@ TK_DEVICE void send_back(P2PContext<Rec>& context, Share share) {
         Results::template send<T>(context, src_rank, args.recv_row(args.comm.rank, src_rank, slot));
     };
     const auto aborted = context.warp.lanes([&](int) { return uint32_t{lane_sees_abort(args.comm)}; });
-    IncomingRows rows(context.warp, args, share, 0);
+    IncomingRows rows(context.warp, args, share, args.partition);
     if (context.warp.shuffle(aborted, 0)) return;
     while (rows.left()) rows.take(rows.left(), send_row);
 }
@@ -198,7 +198,7 @@ TK_DEVICE void finish_call(P2PContext<Rec>& context) {
     prepare_next_call(context);
 }
 
-// ---- the kernel of `dedup` and `reduce` ----
+// ---- the kernel of `dedup` and `reduce`, and what those of `overlapped` are made of ----
 
 template <class T, class Results>
 struct SendBack {
@@ -212,7 +212,7 @@ template <class T, class Results>
 struct ReduceTokens {
     template <class Rec>
     TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        return reduce_tokens<T, Results>(context, share, 0);
+        return reduce_tokens<T, Results>(context, share, context.args.partition);
     }
 };
 
@@ -227,7 +227,7 @@ struct P2PCombine : P2PKernelWithLists<P2PStage::combine> {
         const Roles roles(warp);
         P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
         roles.run(context);
-        finish_call(context);
+        if (args.is_last_partition()) finish_call(context);
     }
 };
 

@@ -104,7 +104,7 @@ struct RowForEachRank {
     TK_DEVICE static uint32_t take(P2PContext<Rec>& context, uint32_t src_rank, const uint32_t* counts) {
         Warp& warp = context.warp;
         const P2PArgs& args = context.args;
-        const uint32_t* rows = counts + args.shape.num_local_experts();
+        const uint32_t* rows = counts + args.layout.num_cells;
         warp.sync();  // other lanes took them
         warp.strided(args.layout.num_partitions, [&](uint32_t partition) {
             args.recv_count[partition * args.shape.num_ranks + src_rank] = rows[partition];
@@ -118,7 +118,7 @@ struct RowForEachRank {
     // The rows of each partition end to end, source by source.
     TK_DEVICE static void lay_out(Warp& warp, const P2PArgs& args, const uint32_t* incoming) {
         warp.block_strided(args.layout.num_partitions, [&](uint32_t partition) {
-            const uint32_t* rows = incoming + args.shape.num_local_experts() + partition;
+            const uint32_t* rows = incoming + args.layout.num_cells + partition;
             uint32_t* begin = args.recv_begin + partition * args.shape.num_ranks;
             uint32_t sum = 0;
             TK_NO_UNROLL
@@ -223,7 +223,8 @@ TK_DEVICE void expand_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t 
     Contribution* copies = contributions_of(warp, args);
     warp.sync();  // the list of the row before is read
     warp.strided(num_choices, [&](uint32_t i) {
-        const uint32_t place = add_relaxed_device(&args.expert_cursor[choices[i].local_expert], 1u);
+        const uint32_t cell = args.cell(args.partition, choices[i].local_expert);
+        const uint32_t place = add_relaxed_device(&args.expert_cursor[cell], 1u);
         args.row_places(row)[i] = place;
         copies[i].row = args.expert_row(place);
     });
@@ -238,21 +239,20 @@ TK_DEVICE void expand_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t 
     poison(data, bytes);
 }
 
-// ---- the kernel of `dedup` and `reduce` ----
+// ---- the kernel of `dedup` and `reduce`, and what those of `overlapped` are made of ----
 
 struct SendRows {
     template <class Rec>
     TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        send_rows(context, share, 0);
+        send_rows(context, share, context.args.partition);
         return true;
     }
 };
 struct ReceiveRows {
     template <class Rec>
     TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        return wait_layout(context) && for_rows_as_they_come(context, share, 0, [&](uint32_t src_rank, uint32_t slot) {
-                   expand_row(context, src_rank, slot);
-               });
+        const auto expand = [&](uint32_t src_rank, uint32_t slot) { expand_row(context, src_rank, slot); };
+        return wait_layout(context) && for_rows_as_they_come(context, share, context.args.partition, expand);
     }
 };
 
@@ -266,7 +266,7 @@ struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
         const Roles roles(warp);
         P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        if (roles.template has<P2PRole::count>()) exchange_counts(context);
+        if (roles.template has<P2PRole::count>() && args.partition == 0) exchange_counts(context);
         if (is_working_block(warp)) roles.run(context);
     }
 };

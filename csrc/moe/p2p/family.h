@@ -10,7 +10,7 @@
 namespace tracekern {
 
 struct P2PConfig : PipelineConfig<P2PVariant> {
-    uint32_t partitions = 2;  // of the pipelined variant, at most
+    uint32_t partitions = 2;  // of the variants that have them, at most
 };
 
 struct P2P {

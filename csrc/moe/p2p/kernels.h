@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "moe/kernel_list.h"
+#include "moe/p2p/overlapped.h"
 #include "moe/p2p/pipelined.h"
 #include "moe/p2p/worklog/kernels.h"
 
@@ -15,6 +16,8 @@ template <P2PVariant kVariant, class T>
 auto p2p_kernels_of_call() {
     if constexpr (kVariant == P2PVariant::pipelined) {
         return KernelList<P2PDispatchCombine<T>>{};
+    } else if constexpr (kVariant == P2PVariant::overlapped) {
+        return KernelList<P2POverlappedDispatch, P2POverlappedCombine<T>>{};
     } else if constexpr (kVariant == P2PVariant::reduce) {
         return KernelList<P2PDispatch, P2PCombine<T, SumOfEachRank>>{};
     } else if constexpr (kVariant == P2PVariant::dedup) {

@@ -36,14 +36,14 @@ constexpr uint32_t kMaxResults = 32;  // of a token: choices, or ranks that have
 // Offsets in the shared memory of a block. [x] means an array with that many entries.
 struct SharedLayout {
     uint32_t counts;         // u32 [rank][count]     what this rank sends to it; later what comes from it
-    uint32_t sums;           // u32 [local expert]    what comes for it
+    uint32_t sums;           // u32 [cell]            what comes for it
     uint32_t contributions;  // Contribution [warp][topk], deduplicated variants: what the warp adds up
 };
 
 // Offsets in the symmetric heap.
 struct P2PLayout {
-    uint64_t count_flags;    // u64 [rank][count]          written by rank: tokens for each local expert; in the
-                             //                            deduplicated variants behind them rows of each partition
+    uint64_t count_flags;    // u64 [rank][count]          written by rank: tokens of each cell; in the deduplicated
+                             //                            variants behind them rows of each partition
     uint64_t token_flags;    // u64 [rank][slot]           written by rank: the row of that slot is there
     uint64_t rank_flags;     // LineWord [rank]            written by rank: all its rows are there
     uint64_t ack_flags;      // LineWord [rank]            written by rank: it has read all my rows
@@ -58,6 +58,8 @@ struct P2PLayout {
     uint32_t result_stride;      // of result_rows
     uint32_t num_slots;          // of one source in recv_rows
     uint32_t results_per_token;  // in result_rows
+    uint32_t num_cells;          // groups of rows that experts get: a cell is a local expert, of each partition in turn
+                                 // where these come to the experts one after the other
     uint32_t num_counts;         // of one source in count_flags
     uint32_t counts_stride;      // in count_flags, bytes from one source to the next: whole lines
     uint32_t num_partitions;     // the tokens of a rank, in order, `partition_tokens` in each
@@ -68,13 +70,15 @@ struct P2PLayout {
     static P2PLayout make(const MoeShape& shape, P2PVariant variant, uint32_t partitions) {
         const uint64_t ranks = shape.num_ranks;
         P2PLayout layout{};
-        const uint32_t wanted = traits_of(variant).pipelined && partitions ? partitions : 1;
+        const P2PTraits& traits = traits_of(variant);
+        const uint32_t wanted = (traits.pipelined || traits.overlapped) && partitions ? partitions : 1;
         const uint32_t most = shape.max_tokens ? shape.max_tokens : 1;
         layout.partition_tokens = (most + wanted - 1) / wanted;
         layout.num_partitions = (most + layout.partition_tokens - 1) / layout.partition_tokens;
-        layout.num_slots = traits_of(variant).deduplicated ? shape.max_tokens : shape.max_flat();
-        layout.results_per_token = traits_of(variant).reduces_at_experts ? shape.num_ranks : shape.topk;
-        layout.num_counts = shape.num_local_experts() + (traits_of(variant).deduplicated ? layout.num_partitions : 0);
+        layout.num_slots = traits.deduplicated ? shape.max_tokens : shape.max_flat();
+        layout.results_per_token = traits.reduces_at_experts ? shape.num_ranks : shape.topk;
+        layout.num_cells = shape.num_local_experts() * (traits.overlapped ? layout.num_partitions : 1);
+        layout.num_counts = layout.num_cells + (traits.deduplicated ? layout.num_partitions : 0);
         const uint64_t results = uint64_t{shape.max_tokens} * layout.results_per_token;
         uint64_t cursor = sizeof(HeapControl);
         const auto take = [&](uint64_t bytes) {
@@ -91,7 +95,7 @@ struct P2PLayout {
         layout.results_flags = take(ranks * sizeof(LineWord));
         layout.flags_end = cursor;
         const uint64_t choices = shape.topk * (sizeof(RowChoice) + sizeof(uint32_t));
-        const uint64_t header = traits_of(variant).deduplicated ? sizeof(DedupRowHeader) + choices : sizeof(RowHeader);
+        const uint64_t header = traits.deduplicated ? sizeof(DedupRowHeader) + choices : sizeof(RowHeader);
         layout.result_stride = static_cast<uint32_t>(whole_lines(shape.row_bytes()));
         layout.header_bytes = static_cast<uint32_t>(whole_lines(header));
         layout.row_stride = layout.header_bytes + layout.result_stride;
@@ -99,7 +103,7 @@ struct P2PLayout {
         layout.result_rows = take(results * layout.result_stride);
         layout.total_bytes = cursor;
         layout.shared.sums = shape.num_ranks * layout.num_counts * static_cast<uint32_t>(sizeof(uint32_t));
-        const uint64_t counted = layout.shared.sums + shape.num_local_experts() * sizeof(uint32_t);
+        const uint64_t counted = layout.shared.sums + layout.num_cells * sizeof(uint32_t);
         layout.shared.contributions = static_cast<uint32_t>((counted + 15) / 16 * 16);
         return layout;
     }
@@ -120,20 +124,21 @@ struct P2PArgs : MoeCall {
     CommArgs comm;
     MoeShape shape;
     P2PLayout layout;
+    uint32_t partition;  // of a kernel that has one alone
 
     // Workspace; set_counters() places what precedes the rows
     P2PState* state;
     uint32_t* send_count;     // [partition][rank] slots taken at that peer so far
     uint32_t* recv_count;     // [partition][rank] rows that come from it
     uint32_t* recv_begin;     // [partition][rank] deduplicated variants: rows that come from the ranks before it
-    uint32_t* expert_offset;  // [local expert + 1] first row of that expert
-    uint32_t* expert_cursor;  // [local expert] next free row
+    uint32_t* expert_offset;  // [cell + 1] its first row
+    uint32_t* expert_cursor;  // [cell] next free row
     RowOrigin* row_origin;    // [row] worklog
     char* expert_rows;        // [row][hidden] in the layout a grouped GEMM reads: one expert after the other
 
     // How many words set_counters() takes.
     static uint64_t num_counters(const MoeShape& shape, const P2PLayout& layout) {
-        return 3 * uint64_t{layout.num_partitions} * shape.num_ranks + 2 * shape.num_local_experts() + 1;
+        return 3 * uint64_t{layout.num_partitions} * shape.num_ranks + 2 * layout.num_cells + 1;
     }
     void set_counters(uint32_t* counters) {
         const uint64_t num_counts = uint64_t{layout.num_partitions} * shape.num_ranks;
@@ -141,7 +146,7 @@ struct P2PArgs : MoeCall {
         recv_count = send_count + num_counts;
         recv_begin = recv_count + num_counts;
         expert_offset = recv_begin + num_counts;
-        expert_cursor = expert_offset + shape.num_local_experts() + 1;
+        expert_cursor = expert_offset + layout.num_cells + 1;
     }
 
     TK_DEVICE uint64_t epoch() const { return state->epoch.word; }
@@ -179,6 +184,16 @@ struct P2PArgs : MoeCall {
     }
     TK_DEVICE char* expert_row(uint64_t row) const { return expert_rows + row * shape.row_bytes(); }
     TK_DEVICE uint32_t num_flat() const { return num_tokens * shape.topk; }
+    TK_DEVICE uint32_t partition_of(uint32_t flat) const { return flat / shape.topk / layout.partition_tokens; }
+    // Whether each partition has cells, and kernels, of its own.
+    TK_DEVICE bool is_cut() const { return layout.num_cells != shape.num_local_experts(); }
+    TK_DEVICE uint32_t cell(uint32_t of_partition, uint32_t local_expert) const {
+        return of_partition * shape.num_local_experts() + local_expert;
+    }
+    // Of those that have kernels of their own.
+    TK_HOST_DEVICE bool is_last_partition() const {
+        return (partition + 1) * shape.num_local_experts() == layout.num_cells;
+    }
 };
 
 TK_DEVICE uint32_t partition_begin(const P2PArgs& args, uint32_t partition) {

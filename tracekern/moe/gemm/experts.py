@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput
 from tracekern.moe.experts import ExpertKind, ExpertRows, Experts
@@ -103,44 +103,65 @@ class _OwnExperts:
             detail=experts.detail,
         )
         self._grids: dict[str, tuple[int, int]] = {}
+        self._call: Any = None
 
-    def _set_grids(self, stages: Sequence[str]) -> None:
-        """Asks how many blocks each kernel is launched with, and of how many warps."""
+    def _set_grids(self, stages: Sequence[str], most_sms: int = 0) -> None:
+        """Asks how many blocks each kernel is launched with, and of how many warps. most_sms: of a GPU; 0: all."""
         with self._comm.device.active():
             alike = make_call(self._native, self._sizes, {})
             self._grids = {stage: self._native.grid(stage, self._staging, alike) for stage in stages}
+        if most_sms and self._comm.device.backend == "cuda":
+            import torch
 
-    def _set_call(self, sizes: Sizes, tensors: Tensors, places: dict[str, int] | None = None) -> None:
-        """Sets what the next kernels get: see make_call()."""
+            present = torch.cuda.get_device_properties().multi_processor_count
+            for stage, (num_blocks, num_warps) in self._grids.items():
+                if num_blocks > 1:  # as many on each SM as where they have all of them
+                    self._grids[stage] = max(1, num_blocks * most_sms // present), num_warps
+
+    def _make_call(self, sizes: Sizes, tensors: Tensors, places: dict[str, int] | None = None) -> Any:
+        """Returns what kernels get: see make_call()."""
         abort = self._comm.native.heap_addresses[self._comm.group.rank]  # HeapControl begins with it
-        self._call = make_call(self._native, sizes, tensors, {**(places or {}), "abort": abort})
+        return make_call(self._native, sizes, tensors, {**(places or {}), "abort": abort})
 
-    def add_to(self, launches: Launches) -> None:
-        """Tells of the kernels that come between those of the pipeline's family."""
+    def add_to(self, launches: Launches, suffix: str = "", stream: int = 0) -> None:
+        """Tells of the kernels that come between those of the pipeline's family.
+
+        suffix: of their stages, where a call has them several times. stream: of their own; 0: that of the call.
+        """
         events = event_table(self._sizes.hidden, self._sizes.intermediate)
         for stage, (num_blocks, num_warps) in self._grids.items():
-            launches.add_stage(stage, events, FACTS.roles, num_blocks, num_warps)
+            key = stage + suffix
+            launches.add_stage(key, events, FACTS.roles, num_blocks, num_warps, name=stage, stream=stream)
+
+    def launch(self, call: Any, stage: str, descriptor: int, stream: int) -> None:
+        """Launches a kernel with what `call` says; on the CPU runs it."""
+        num_blocks, num_warps = self._grids[stage]
+        self._native.run(
+            stage=stage,
+            staging=self._staging,
+            call=call,
+            num_blocks=num_blocks,
+            num_warps=num_warps,
+            descriptor=descriptor,
+            stream=stream,
+            comm=self._comm.native,
+        )
 
     def _run_own(self, stages: Sequence[str], descriptors: Sequence[int], stream: int) -> None:
         for stage, descriptor in zip(stages, descriptors, strict=True):
-            num_blocks, num_warps = self._grids[stage]
-            self._native.run(
-                stage=stage,
-                staging=self._staging,
-                call=self._call,
-                num_blocks=num_blocks,
-                num_warps=num_warps,
-                descriptor=descriptor,
-                stream=stream,
-                comm=self._comm.native,
-            )
+            self.launch(self._call, stage, descriptor, stream)
 
 
 class ExpertKernels(_OwnExperts):
     """K2 and K4 on rows that lie by expert, between the kernels of one pipeline."""
 
-    def __init__(self, comm: Communicator, experts: Int4Experts, num_rows: int, rows_per_expert: int = 0) -> None:
-        """num_rows: of this rank's experts at most. rows_per_expert: of the region of each; 0: rows are packed."""
+    def __init__(
+        self, comm: Communicator, experts: Int4Experts, num_rows: int, rows_per_expert: int = 0, most_sms: int = 0
+    ) -> None:
+        """num_rows: of this rank's experts at most. rows_per_expert: of the region of each; 0: rows are packed.
+
+        most_sms: how many SMs of a GPU they may fill; 0: all.
+        """
         import torch
 
         super().__init__(comm, experts)
@@ -148,7 +169,7 @@ class ExpertKernels(_OwnExperts):
         products = [product_stages(stage, self._staging, rows_per_expert or num_rows) for stage in ("k2", "k4")]
         self.stages = ("tiles", *products[0], *products[1])
         """The kernels, in order."""
-        self._set_grids(self.stages)
+        self._set_grids(self.stages, most_sms)
         words, num_local = self._w13.words, self._w13.num_experts
         self._tensors: Tensors = {
             "w13": words,
@@ -160,7 +181,11 @@ class ExpertKernels(_OwnExperts):
 
     def use(self, **places: int) -> None:
         """Sets the addresses of what the next calls read and write besides weights, by name of _TENSORS."""
-        self._set_call(self._sizes, self._tensors, places)
+        self._call = self.call_of(**places)
+
+    def call_of(self, **places: int) -> Any:
+        """Returns the same as an argument of launch()."""
+        return self._make_call(self._sizes, self._tensors, places)
 
     def run(self, stages: Sequence[str], descriptors: Sequence[int], stream: int, run_others: Run) -> None:
         """Launches stages in order, those of the pipeline's family by run_others; on the CPU runs them."""
@@ -195,7 +220,7 @@ class ChosenExpertKernels(_OwnExperts):
         topk_ids: int32, as this rank counts its experts. The host looks at nothing in between.
         """
         sizes, tensors, out = call_of(x, topk_ids, topk_ws, self._w13, self._w2, detail=self.experts.detail)
-        self._set_call(sizes, tensors)
+        self._call = self._make_call(sizes, tensors)
         start(layer_stages(self._staging, sizes.num_rows), self._run_own)
         return out
 
@@ -218,7 +243,9 @@ def _moved(weights: Weights, device: str) -> Weights:
 def check_place_for_experts(stages: Sequence[str]) -> None:
     """Raises BadInput unless has_place_for_experts()."""
     if not has_place_for_experts(stages):
-        raise BadInput("variant pipelined calls its experts inside its kernel, and takes no int4 experts")
+        raise BadInput(
+            "variant pipelined calls its experts inside its kernel, and takes no int4 experts; take overlapped"
+        )
 
 
 def has_place_for_experts(stages: Sequence[str]) -> bool:

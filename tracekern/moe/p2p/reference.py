@@ -1,7 +1,7 @@
 """Results of the P2P variants, computed in plain torch.
 
-`reduce` and `pipelined` add up at the experts' ranks first. Their result differs from that of `reference`, but is again
-the same bits everywhere:
+`reduce`, `pipelined` and `overlapped` add up at the experts' ranks first. Their result differs from that of
+`reference`, but is again the same bits everywhere:
 
     out = round(sum over ranks r, in their order, of round(sum over the choices k at r of weight[k] * expert[k](x)))
 """
@@ -18,7 +18,7 @@ from tracekern.moe.shape import MoeShape
 if TYPE_CHECKING:
     import torch
 
-REDUCING = ("reduce", "pipelined")
+REDUCING = ("reduce", "pipelined", "overlapped")
 """Variants that add up at the experts' ranks: their result is rank_reduced_reference, within reduce_tolerance."""
 
 
@@ -30,7 +30,7 @@ def expected(variant: str, batch: Batch, experts: Experts, shape: MoeShape) -> t
 
 
 def rank_reduced_reference(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
-    """Computes the result of `reduce` and `pipelined`, [num_tokens, hidden], rounding in the same order."""
+    """Computes the result of REDUCING, [num_tokens, hidden], rounding in the same order."""
     import torch
 
     total = torch.zeros((batch.num_tokens, shape.hidden), dtype=torch.float32, device=batch.x.device)
@@ -47,7 +47,7 @@ def rank_reduced_reference(batch: Batch, experts: Experts, shape: MoeShape) -> t
 
 
 def reduce_tolerance(batch: Batch, experts: Experts, shape: MoeShape) -> torch.Tensor:
-    """Returns how far `reduce` and `pipelined` may differ from `reference` in each element, [num_tokens, hidden] fp64.
+    """Returns how far REDUCING may differ from `reference` in each element, [num_tokens, hidden] fp64.
 
     With products p_k = weight[k] * result[k], the same fp32 numbers in both, and A = sum |p_k|: a sum of n terms in
     fp32 is off by at most g A, g = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms,
