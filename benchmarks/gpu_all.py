@@ -85,6 +85,7 @@ STEPS = (
     Step("low latency of 256 experts", "benchmarks/low_latency.py --ranks 8 --resident --experts 256 --calls 20", 200),
     Step("int4 sparse", "benchmarks/int4_sparse.py", 200),
     Step("experts", "benchmarks/moe_experts.py --ranks {ranks}", 120),
+    Step("overlap", "benchmarks/overlap.py --ranks {gpus} --calls 10", 120, 2),
     Step("disturbed", "benchmarks/disturbed.py --ranks {gpus}", 60, 2),
     Step("overhead", OVERHEAD, 240),
     Step("recorded calls", "benchmarks/recorded_calls.py --ranks {ranks} --tokens 1 64 --pairs 3", 240),

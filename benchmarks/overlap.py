@@ -1,12 +1,13 @@
 """Calls with int4 experts of `overlapped`, by partitions and blocks of the exchange, beside those of `reduce`.
 
-    python benchmarks/overlap.py [--ranks 2] [--tokens 256 512 1024 2048 4096] [--partitions 1 2 4] [--blocks 16 32 48]
+    python benchmarks/overlap.py [--ranks 2] [--tokens 512 1024 2048 4096] [--partitions 2 3] [--blocks 0 4 8 16]
     python benchmarks/overlap.py --ranks 2 --resident          # on one GPU, side by side
 
 Device time of a whole call, from a barrier of all ranks on the device to the last kernel's end: CUDA events, of each
 call the slowest rank, medians of calls in turns. Hidden 7168, intermediate 2048, top-8 of 64 experts a rank unless
---experts says otherwise; every expert is chosen equally often. All results must have the bits of `reduce`, whose
-dispatch, experts and combine are timed in calls of their own: no overlap can save more than the exchange takes.
+--experts says otherwise. Loads: "even", every expert is chosen equally often, and "drawn", experts are drawn for each
+token. 0 blocks: as many as `overlapped` chooses. All results must have the bits of `reduce`, whose dispatch, experts
+and combine are timed in calls of their own: no overlap can save more than the exchange takes.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class Plan:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096], help="of each rank")
-    parser.add_argument("--partitions", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[16, 32, 48], help="of the exchange beside experts")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 1024, 2048, 4096], help="of each rank")
+    parser.add_argument("--loads", nargs="+", default=["even", "drawn"], choices=["even", "drawn"])
+    parser.add_argument("--partitions", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[0, 4, 8, 16], help="of the exchange beside experts")
     parser.add_argument("--experts", type=int, help="of all ranks together; 64 for each unless said otherwise")
     parser.add_argument("--calls", type=int, default=20, help="timed calls of each")
     parser.add_argument("--resident", action="store_true", help="all ranks in one process, side by side on one GPU")
@@ -68,7 +70,8 @@ def measure() -> None:
     with this_rank() as (options, group):
         experts = draw_experts(options.experts)
         for tokens in options.tokens:
-            measure_load(options, group, experts, tokens)
+            for load in options.loads:
+                measure_load(options, group, experts, tokens, load)
 
 
 def draw_experts(num_experts: int) -> Any:
@@ -87,14 +90,14 @@ def draw_experts(num_experts: int) -> Any:
     return Int4Experts.of(draw(HIDDEN, 2 * INTERMEDIATE), draw(INTERMEDIATE, HIDDEN))
 
 
-def measure_load(options: argparse.Namespace, group: Any, experts: Any, tokens: int) -> None:
+def measure_load(options: argparse.Namespace, group: Any, experts: Any, tokens: int, load: str) -> None:
     import torch
 
     from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.shape import MoeShape
 
     shape = MoeShape(options.ranks, tokens, options.experts, TOPK, HIDDEN, "bf16")
-    batch = draw_even(shape, group.rank)
+    batch = draw(shape, group.rank, load)
     plans = [Plan("reduce", 1, 0)]
     plans += [
         Plan("overlapped", number, blocks) for number in options.partitions if number > 1 for blocks in options.blocks
@@ -112,15 +115,21 @@ def measure_load(options: argparse.Namespace, group: Any, experts: Any, tokens: 
                 PARTS, timed_parts(pipelines[0], batch, experts, outs[0], sleep_cycles), strict=True
             ):
                 parts[part].append(us_of_part)
-    for plan, out, us in zip(plans, outs, times, strict=True):
+    for plan, pipeline, out, us in zip(plans, pipelines, outs, times, strict=True):
         if not torch.equal(out.view(torch.int16), outs[0].view(torch.int16)):
             raise RuntimeError(f"rank {group.rank}: {plan} with {tokens} tokens: not the bits of reduce")
-        about = {"tokens": tokens, "rows_each": options.ranks * tokens * TOPK / options.experts, **vars(plan)}
+        about = {
+            "tokens": tokens,
+            "load": load,
+            "rows_each": options.ranks * tokens * TOPK / options.experts,
+            **vars(plan),
+            "blocks": pipeline.options.get("exchange_blocks", 0),
+        }
         print_row(group.rank, {**about, "us": us[WARM_UP:], "parts": parts if plan.variant == "reduce" else {}})
 
 
-def draw_even(shape: Any, rank: int) -> tuple[Any, Any, Any]:
-    """Tokens, experts that are chosen equally often, and their weights."""
+def draw(shape: Any, rank: int, load: str) -> tuple[Any, Any, Any]:
+    """Tokens, their experts, and the weights of these."""
     import torch
 
     generator = torch.Generator("cuda").manual_seed(rank)
@@ -128,7 +137,10 @@ def draw_even(shape: Any, rank: int) -> tuple[Any, Any, Any]:
     flat = torch.arange(shape.max_tokens * shape.topk, device="cuda").view(shape.max_tokens, shape.topk)
     turned = torch.randperm(shape.num_experts, generator=generator, device="cuda")
     weights = torch.rand((shape.max_tokens, shape.topk), generator=generator, device="cuda")
-    return x, turned[flat % shape.num_experts].int(), weights
+    if load == "even":
+        return x, turned[flat % shape.num_experts].int(), weights
+    ranked = torch.rand((shape.max_tokens, shape.num_experts), generator=generator, device="cuda")
+    return x, ranked.topk(shape.topk).indices.int().contiguous(), weights
 
 
 def timed_us(pipeline: Any, batch: Any, experts: Any, out: Any, sleep_cycles: int) -> float:
@@ -173,15 +185,15 @@ def summarise(ranks: tuple[Row, ...]) -> Row:
 
 def print_tables(options: argparse.Namespace, rows: list[Row]) -> None:
     title = f"{options.ranks} ranks, {placement(options)}, {options.experts} int4 experts"
-    table = Table(title, ["tokens", "rows of an expert", "call", "us", "p10..p90", "of reduce"])
+    table = Table(title, ["tokens", "load", "rows of an expert", "call", "us", "p10..p90", "of reduce"])
     for row in rows:
-        reduce = next(other for other in rows if other["tokens"] == row["tokens"] and other["variant"] == "reduce")
-        told = (
-            row["variant"] if row["variant"] == "reduce" else f"{row['partitions']} partitions, {row['blocks']} blocks"
-        )
+        alike = [other for other in rows if (other["tokens"], other["load"]) == (row["tokens"], row["load"])]
+        reduce = next(other for other in alike if other["variant"] == "reduce")
+        told = "reduce" if row is reduce else f"{row['partitions']} partitions, {row['blocks']} blocks"
         spread = f"{row['us_p10']:.0f}..{row['us_p90']:.0f}"
         table.add(
             str(row["tokens"]),
+            row["load"],
             f"{row['rows_each']:.0f}",
             told,
             f"{row['us']:.0f}",
@@ -189,10 +201,10 @@ def print_tables(options: argparse.Namespace, rows: list[Row]) -> None:
             f"{row['us'] / reduce['us']:.3f}",
         )
     table.print()
-    parts = Table("parts of reduce, us", ["tokens", *PARTS])
+    parts = Table("parts of reduce, us", ["tokens", "load", *PARTS])
     for row in rows:
         if row["parts"]:
-            parts.add(str(row["tokens"]), *(f"{row['parts'][part]:.0f}" for part in PARTS))
+            parts.add(str(row["tokens"]), row["load"], *(f"{row['parts'][part]:.0f}" for part in PARTS))
     parts.print()
 
 

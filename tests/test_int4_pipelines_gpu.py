@@ -8,9 +8,13 @@ import pytest
 import torch
 
 import tracekern
+from tracekern.comm.group import Group
+from tracekern.moe.gemm.experts import draw_int4_experts
 from tracekern.moe.options import MoeRun
-from tracekern.moe.p2p.pipeline import STAGES
+from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
+from tracekern.moe.routing import draw_batch
 from tracekern.moe.run import run
+from tracekern.moe.shape import MoeShape
 
 RANKS = 8
 pytestmark = pytest.mark.gpu
@@ -21,6 +25,26 @@ def test_streams_of_overlapped_may_share_a_queue_of_the_device(tmp_path: Path, m
     """Kernels are queued in an order in which each waits for such alone as stand before it."""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
     test_a_run_is_the_reference(tmp_path, "overlapped")
+
+
+def test_a_graph_holds_both_streams_of_overlapped():
+    if not torch.cuda.is_available():
+        pytest.skip("needs 1 GPU, 0 are here")
+    shape = MoeShape(1, 64, 8, 2, 128, "bf16")
+    experts = draw_int4_experts(shape, 128).to("cuda")
+    reduce = P2PPipeline(Group(0, 1), shape, "reduce", backend="cuda")
+    overlapped = P2PPipeline(Group(0, 1), shape, "overlapped", backend="cuda", partitions=3)
+    batch = draw_batch(shape, seed=1, rank=0, iteration=0, routing="uniform", uneven=False).to("cuda")
+    call = batch.x, batch.topk_idx, batch.topk_weights, experts
+    wanted = reduce(*call)
+    overlapped(*call)  # loads its kernels
+    graph, out = torch.cuda.CUDAGraph(), torch.zeros_like(wanted)
+    with torch.cuda.graph(graph):
+        overlapped(*call, out=out)
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, wanted)
 
 
 @pytest.mark.parametrize("variant", [*(variant for variant in STAGES if variant != "pipelined"), "two_hop"])

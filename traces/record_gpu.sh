@@ -1,10 +1,10 @@
 #!/bin/sh
 # Records traces of all GPUs of this machine, one rank a GPU, each with the machine and the date beside it:
-# traces/h200x8_pipelined, _reduce, _low_latency and _two_hop (calls back to back), _disturbed_host and _disturbed_link
+# traces/h200x8_pipelined, _reduce, _low_latency, _two_hop and _overlapped (calls back to back), _disturbed_host and _disturbed_link
 # (calls that hosts start one after the other, one host late or one link busy); or what the GPUs and their number are. Run behind
 # `make gpu-check`, which builds.
 #
-#   traces/record_gpu.sh [pipelined] [reduce] [low_latency] [two_hop] [disturbed]     all of them where none is named
+#   traces/record_gpu.sh [pipelined] [reduce] [low_latency] [two_hop] [overlapped] [disturbed]     all of them where none is named
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -45,6 +45,10 @@ two_hop() {
     back_to_back two_hop --nodes 1 --channels 10 --tokens 128 --hidden 7168 --experts 256 --topk 8 --routing uniform --even \
         --iterations 3
 }
+overlapped() {
+    back_to_back overlapped --expert int4_sparse --tokens 512 --hidden 7168 --intermediate 2048 --experts $((16 * ranks)) --topk 4 \
+        --routing uniform --even --iterations 2
+}
 
 disturbed() {
     command="python benchmarks/disturbed.py --ranks $ranks --tokens 64 --calls 5"
@@ -60,4 +64,4 @@ disturbed() {
     echo "Rank 0 copies to the GPU of rank 1 while calls run." >> "traces/${name}_disturbed_link/README.md"
 }
 
-for which in ${*:-pipelined reduce low_latency two_hop disturbed}; do $which; done
+for which in ${*:-pipelined reduce low_latency two_hop overlapped disturbed}; do $which; done
