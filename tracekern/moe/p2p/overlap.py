@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from tracekern.moe.shape import MoeShape
 
 OVERLAPPED = "overlapped"
-ROWS_EACH = 128
-"""Rows of an expert from which on two partitions of `overlapped` pay: with fewer of them, weights that are read twice
-cost more than the exchange that is hidden. More partitions did not pay (measured: benchmarks/overlap.py)."""
+LEAST_RANKS, LEAST_ROWS = 4, 256
+"""Ranks, and rows of an expert, from which on two partitions of `overlapped` pay. With fewer rows weights that are read
+twice cost more than the exchange that is hidden; on two GPUs of a host the exchange is too short. More partitions did
+not pay (measured: benchmarks/overlap.py)."""
 EXCHANGE_BLOCKS = 2
 """Blocks of the exchange in `overlapped`, for each rank that a token goes to: so many keep up with the experts."""
 MAX_COUNT_BYTES = 40 << 10
@@ -148,7 +149,8 @@ def steps_of(num_partitions: int, of_experts: Sequence[str]) -> list[_Step]:
 
 def num_overlapped(shape: MoeShape) -> int:
     """Returns the default number of partitions of a rank's tokens in the overlapped variant."""
-    return 2 if shape.num_ranks * shape.max_tokens * shape.topk >= ROWS_EACH * shape.num_experts else 1
+    has_rows = shape.num_ranks * shape.max_tokens * shape.topk >= LEAST_ROWS * shape.num_experts
+    return 2 if has_rows and shape.num_ranks >= LEAST_RANKS else 1
 
 
 def destinations(shape: MoeShape) -> float:
