@@ -35,6 +35,33 @@ TK_DEVICE HalfRows decode_word(Warp& warp, const NibbleSplitter& splitter, const
     return rows;
 }
 
+// One decoding of a ring's stage on record as a sample: to record all of them takes longer than they do. It is of the
+// second tile, since the first one waits for shared memory, too.
+template <class Rec>
+class DecodeSample {
+public:
+    static constexpr uint32_t kTile = 1;
+
+    // decodes: of the warp in this stage.
+    TK_DEVICE DecodeSample(Rec& steps, uint32_t stage, uint32_t decodes)
+        : steps_(steps), stage_(stage), decodes_(decodes) {}
+
+    // Calls decode(), which makes `rows`.
+    template <class F>
+    TK_DEVICE void record_if(Warp& warp, bool is_sample, const HalfRows& rows, F decode) const {
+        with_steps_if(warp, steps_, is_sample, [&](auto& steps) {
+            TK_RANGE(steps, GemmEvent::decode_sample, stage_, decodes_);
+            decode();
+            TK_END_AFTER(behind(rows.halves[1][0].words));
+        });
+    }
+
+private:
+    Rec& steps_;
+    const uint32_t stage_;
+    const uint32_t decodes_;
+};
+
 // Of half `odd` of each word.
 TK_DEVICE PerLane<uint32_t> metadata_of(Warp& warp, const BlockLanes& block, uint32_t odd) {
     return warp.lanes([&](int lane) {
@@ -68,6 +95,9 @@ TK_DEVICE HalfScales scales_of(Warp& warp, const BlockLanes& block, uint32_t wor
 // Rows of weights that a warp multiplies at a time, 16 each: gate and up of the same outputs in K2, two times 16
 // outputs in K4.
 constexpr uint32_t kWarpTiles = 2;
+
+// How many times a warp decodes a word for a block of channels.
+constexpr uint32_t kDecodesPerBlock = kWarpTiles * kHalvesPerBlock / 2;
 
 // Sums of a warp's tiles for kTokens tokens, 8 at a time.
 template <uint32_t kTokens>

@@ -1,8 +1,9 @@
 // What the kernels of int4 experts record. A tile is a token tile, counted over all experts, and an output tile. Its
 // preload has the tile's first row instead, of all experts', and how many of its 8 tokens are not padding. All events
 // of a tile are on the track of each of the block's warps. With rings `multiply_tile` takes the place of `sweep`, and
-// the producer has one span for all its stages. From `stage` on they are steps of a sweep or of a ring's tile, inside
-// its span: of the tiles alone that a call wants in detail.
+// the producer has one span for all its stages. From `stage` on they are steps of a sweep, and from `wait_slot` on of a
+// ring's tile, inside its span: of the tiles alone that a call wants in detail. A stage of a ring is decoded and
+// multiplied in half a microsecond, so each consumer records it whole, and one of its decodings as a sample of all.
 #pragma once
 
 #include "trace/events.h"
@@ -15,7 +16,7 @@
     EVENT(preload,         work, completion, "", "expert:13 first_row:24 output_tile:14 rows:4", "")         \
     EVENT(sweep,           work, completion, "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
     EVENT(epilogue,        work, issue,      "", "expert:13 token_tile:20 output_tile:14 phase:1", "")       \
-    EVENT(produce_stages,  work, completion, "", "",                                           "stages:32")  \
+    EVENT(produce_stages,  work, completion, "", "slots:4",                                    "stages:32")  \
     EVENT(multiply_tile,   work, completion, "", "width:7 token_tile:20 output_tile:14",       "expert:13")  \
     EVENT(unpermute_token, work, issue,      "", "token:18",                                   "")           \
     EVENT(stage,           work, issue,      "", "group:10",                                   "")           \
@@ -25,7 +26,9 @@
     EVENT(multiply,        work, completion, "", "group:10 half:1 path:1",                     "")           \
     EVENT(wait_slot,       wait, completion, "", "stage:24",                                   "")           \
     EVENT(issue_copy,      work, issue,      "", "stage:24",                                   "")           \
-    EVENT(wait_stage,      wait, completion, "", "stage:24",                                   "")
+    EVENT(wait_stage,      wait, completion, "", "stage:24",                                   "")           \
+    EVENT(multiply_stage,  work, completion, "", "stage:24",                                   "")           \
+    EVENT(decode_sample,   work, completion, "", "stage:24 decodes:8",                         "")
 // clang-format on
 TK_DEFINE_EVENTS(GemmEvent, TK_GEMM_EVENTS)
 

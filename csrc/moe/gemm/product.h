@@ -47,6 +47,16 @@ TK_DEVICE auto with_steps(Warp& warp, Rec& recorder, const GemmArgs& args, uint3
     return f(no_steps);
 }
 
+// Calls f(steps) in the same way, with `recorder` if `wanted`, which is the same in all lanes.
+template <class Rec, class F>
+TK_DEVICE void with_steps_if(Warp& warp, Rec& recorder, bool wanted, F f) {
+    if constexpr (Rec::kTraced) {
+        if (wanted) return f(recorder);
+    }
+    Recorder<false> no_steps({}, warp);
+    f(no_steps);
+}
+
 // ---- what differs between the kernels ----
 
 // kPaths: how many rows of weights an output has.

@@ -157,7 +157,8 @@ private:
             for (uint32_t i = 0; i < kAhead; ++i) {
                 const uint32_t block = first + i;
                 if (block >= num_blocks) break;
-                multiply_block(warp, steps, splitter, ahead[i], block, sums, [&](int lane, uint32_t, uint32_t half) {
+                const EachStep<Rec> each(steps, block);
+                multiply_block(warp, each, splitter, ahead[i], sums, [&](int lane, uint32_t, uint32_t half) {
                     return x[half % 2][lane] + (block * kHalvesPerBlock + half) / 2 * 8;
                 });
                 if (block + kAhead < num_blocks) weights.load_next(warp, steps, block + kAhead, ahead[i]);

@@ -97,13 +97,16 @@ struct GemmRing {
                                         TokenTile& rows,
                                         WarpSums<kTokens>& sums) {
         const uint32_t num_blocks = Product::channels(args) / WeightBlock::kChannels;
+        TK_SEQUENCE(steps);
         TK_NO_UNROLL
         for (uint32_t first = 0; first < num_blocks; first += kBlocks) {
-            consume_stage<GemmRing>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
+            consume_stage<GemmRing>(warp, tk_sequence, shared, at, [&](const Slot& slot, auto give_back) {
                 if (first == 0) rows = slot.rows;
+                const uint32_t left = num_blocks - first, count = left < kBlocks ? left : kBlocks;
+                const DecodeSample<Rec> sample(steps, at.stage(), count * kDecodesPerBlock);
                 TK_NO_UNROLL
                 for (uint32_t block = first; block < num_blocks && block < first + kBlocks; ++block) {
-                    multiply_block_of(warp, steps, splitter, slot, block, sums);
+                    multiply_block_of(warp, OneDecode<Rec>(sample, block == first), splitter, slot, block, sums);
                 }
                 give_back();
             });
@@ -111,16 +114,16 @@ struct GemmRing {
     }
 
 private:
-    template <uint32_t kTokens, class Rec>
+    template <uint32_t kTokens, class Steps>
     TK_DEVICE static void multiply_block_of(Warp& warp,
-                                            Rec& steps,
+                                            const Steps& steps,
                                             const NibbleSplitter& splitter,
                                             const Slot& slot,
                                             uint32_t block,
                                             WarpSums<kTokens>& sums) {
         BlockLanes weights[kWarpTiles];
         load_blocks(warp, slot, block % kBlocks, weights);
-        multiply_block(warp, steps, splitter, weights, block, sums, [&](int lane, uint32_t i, uint32_t half) {
+        multiply_block(warp, steps, splitter, weights, sums, [&](int lane, uint32_t i, uint32_t half) {
             const uint32_t channel = block % kBlocks * WeightBlock::kChannels + half * kChannelsPerHalf;
             return slot.x[8 * i + lane % 8] + channel * sizeof(BFloat16) + lane / 8 * sizeof(Vector16);
         });

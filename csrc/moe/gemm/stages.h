@@ -168,7 +168,7 @@ TK_DEVICE void produce(Warp& warp, Rec& recorder, const GemmArgs& args, typename
     RingPlace<Kernel::kSlots> at;
     AbortAhead abort(args.abort);
     bool gives_up = false;
-    TK_RANGE(recorder, GemmEvent::produce_stages);
+    TK_RANGE(recorder, GemmEvent::produce_stages, Kernel::kSlots);
     const auto produce_tile = [&](auto& steps, const BlockTile& tile) {
         const TokenTile rows = tile.rows(args);
         WeightCopies<Kernel> weights(args, rows.expert, tile);
@@ -217,14 +217,19 @@ TK_DEVICE void load_blocks(Warp& warp, const Slot& slot, uint32_t block, BlockLa
 }
 
 // Calls multiply(slot, give_back) when the next stage has arrived. give_back() says that this warp has read the slot.
+// tk_sequence: of the steps of the tile, which lie side by side, so that a stage reads the clock twice.
 template <class Kernel, class Rec, class Multiply>
-TK_DEVICE void consume_stage(
-    Warp& warp, Rec& steps, typename Kernel::Shared& shared, RingPlace<Kernel::kSlots>& at, Multiply multiply) {
+TK_DEVICE void consume_stage(Warp& warp,
+                             Sequence<Rec>& tk_sequence,
+                             typename Kernel::Shared& shared,
+                             RingPlace<Kernel::kSlots>& at,
+                             Multiply multiply) {
     perturb(warp);
     {
-        TK_WAIT(steps, GemmEvent::wait_stage, at.stage());
+        TK_WAIT(tk_sequence, GemmEvent::wait_stage, at.stage());
         shared.full[at.slot].wait(warp, at.round);
     }
+    TK_NEXT(GemmEvent::multiply_stage, at.stage());
     multiply(shared.slots[at.slot], [&] { warp.leader([&] { shared.empty[at.slot].arrive(); }); });
     at.advance();
 }

@@ -37,16 +37,15 @@ class WideStage {
 public:
     TK_DEVICE WideStage(Warp& warp,
                         Rec& steps,
+                        uint32_t stage,
                         const NibbleSplitter& splitter,
                         const Slot& slot,
-                        uint32_t first_block,
                         WarpSums<kTokens>& sums)
         : warp_(warp),
-          steps_(steps),
+          sample_(steps, stage, kNumBlocks * kDecodesPerBlock),
           splitter_(splitter),
           slot_(slot),
           columns_(slot.x),
-          first_block_(first_block),
           sums_(sums) {}
 
     template <class GiveBack>
@@ -56,8 +55,7 @@ public:
         for (uint32_t group = 0; group < kGroups + kDepth - 1; ++group) {
             if (group < kGroups) start_group(group);
             if (group + 1 < kDepth) continue;
-            const uint32_t done = group + 1 - kDepth, first = done * kGroup, half = first / kWarpTiles;
-            TK_RANGE(steps_, GemmEvent::multiply, 2 * first_block_ + half / 2, half % 2, first % kWarpTiles);
+            const uint32_t done = group + 1 - kDepth, first = done * kGroup;
             if (group < kGroups) {
                 finish_products<kDepth - 1>(warp_, products_[done % kDepth]);
             } else {
@@ -98,10 +96,10 @@ private:
     TK_DEVICE void decode(uint32_t n) {
         const uint32_t block = n / kPerBlock, tile = n % kWarpTiles, word = n / (2 * kWarpTiles) % 2;
         if (n / kWarpTiles % 2) return;
-        TK_RANGE(steps_, GemmEvent::decode, 2 * (first_block_ + block) + word, 0u, tile);
-        scales_[n / (2 * kWarpTiles)][tile] = scales_of(warp_, blocks_[block][tile], word);
-        rows_[tile] = decode_word(warp_, splitter_, blocks_[block][tile], word);
-        TK_END_AFTER(behind(rows_[tile].halves[1][0].words));
+        sample_.record_if(warp_, n == DecodeSample<Rec>::kTile, rows_[tile], [&] {
+            scales_[n / (2 * kWarpTiles)][tile] = scales_of(warp_, blocks_[block][tile], word);
+            rows_[tile] = decode_word(warp_, splitter_, blocks_[block][tile], word);
+        });
     }
     TK_DEVICE void start(uint32_t n, const PerLane<uint32_t>& metadata, Product& product) {
         const uint32_t block = n / kPerBlock, tile = n % kWarpTiles, half = n / kWarpTiles % kHalvesPerBlock;
@@ -124,11 +122,10 @@ private:
     }
 
     Warp& warp_;
-    Rec& steps_;
+    const DecodeSample<Rec> sample_;
     const NibbleSplitter& splitter_;
     const Slot& slot_;
     const DenseColumns columns_;
-    const uint32_t first_block_;
     WarpSums<kTokens>& sums_;
     BlockLanes blocks_[kNumBlocks][kWarpTiles];
     HalfScales scales_[kNumBlocks * kHalvesPerBlock / 2][kWarpTiles];
@@ -208,11 +205,12 @@ struct GemmWide {
                                         RingPlace<kSlots>& at,
                                         TokenTile& rows,
                                         WarpSums<kTokens>& sums) {
+        TK_SEQUENCE(steps);
         const auto multiply = [&]<uint32_t kNumBlocks>(uint32_t first) {
-            consume_stage<GemmWide>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
+            consume_stage<GemmWide>(warp, tk_sequence, shared, at, [&](const Slot& slot, auto give_back) {
                 if (first == 0) rows = slot.rows;
                 WideStage<kTokens, kGroupOf<kTokens>, 2, kNumBlocks, Rec, Slot> stage(
-                    warp, steps, splitter, slot, first, sums);
+                    warp, steps, at.stage(), splitter, slot, sums);
                 stage.multiply(give_back);
             });
         };
