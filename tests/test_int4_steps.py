@@ -22,7 +22,7 @@ from tracekern.timeline.model import Timeline
 CHANNELS, OUTPUTS = 512, 256
 GROUPS = CHANNELS // 64
 STEPS = ("stage", "park", "load_b", "decode", "multiply")
-RING_STEPS = ("wait_slot", "issue_copy", "wait_stage", "decode", "multiply")
+RING_STEPS = ("wait_slot", "issue_copy", "wait_stage", "multiply_stage", "decode_sample")
 KERNELS = {"k2": (k2, 2), "k4": (k4, 1)}
 """Kernel -> the step and its paths."""
 
@@ -152,7 +152,7 @@ def test_a_run_records_steps_in_cycles(command_line, tmp_path: Path):
     timeline = tracekern.load(tmp_path / "capture")
     assert {problem.kind for problem in timeline.problems} == {"cycle_clock"}
     assert sum(len(timeline.rows_of(name)) for name in RING_STEPS) > 100
-    lengths = (timeline.spans.end - timeline.spans.start)[timeline.rows_of("multiply")]
+    lengths = (timeline.spans.end - timeline.spans.start)[timeline.rows_of("multiply_stage")]
     assert np.any(lengths % 32), "times between the ticks of the realtime clock"
 
 

@@ -10,15 +10,16 @@ from int4_experts import draw_layer
 from timelines import EVENTS, make_launch, make_spans, make_timeline
 
 import tracekern
+from tracekern.analysis.balance import analyze_balance
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.ring_steps import CONSUMER_STEPS, PRODUCER_STEPS, TILE, Limit, RingSteps, ring_steps
+from tracekern.analysis.ring_steps import CONSUMER_STEPS, PRODUCER_STEPS, SAMPLE, TILE, Limit, RingSteps, ring_steps
 from tracekern.moe.gemm import fused_moe_apply, prepare_weights
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
 from tracekern.viewers.report.questions.staging import describe_rings
 from tracekern.viewers.report.report_page import report_page
 
 Sums = dict[tuple[int, str], list[int]]
-"""(rank, kernel) -> tiles, their ns, and those of each step."""
+"""(rank, kernel) -> tiles, their ns, those of each step of consumers, decoding, and the producer's."""
 
 
 def sums_of(found: RingSteps) -> Sums:
@@ -27,6 +28,7 @@ def sums_of(found: RingSteps) -> Sums:
             int(found.tiles[row]),
             int(found.tile_ns[row]),
             *found.consumer_ns[row].tolist(),
+            int(found.decode_ns[row]),
             *found.producer_ns[row].tolist(),
         ]
         for row in range(len(found))
@@ -47,7 +49,7 @@ def slow_sums(timeline: Timeline) -> Sums:
         inside = [
             step
             for step, what in enumerate(names)
-            if what in CONSUMER_STEPS
+            if what in (*CONSUMER_STEPS, SAMPLE)
             and spans.track[step] == spans.track[row]
             and spans.start[row] <= spans.start[step]
             and spans.end[step] <= spans.end[row]
@@ -56,7 +58,10 @@ def slow_sums(timeline: Timeline) -> Sums:
             own[0] += 1
             own[1] += ns
         for step in inside:
-            own[2 + CONSUMER_STEPS.index(names[step])] += int(spans.end[step] - spans.start[step])
+            times = int(timeline.field(step, "decodes")[0]) if names[step] == SAMPLE else 1
+            own[2 + (*CONSUMER_STEPS, SAMPLE).index(names[step])] += times * int(spans.end[step] - spans.start[step])
+    for own in sums.values():
+        own[4] = min(own[4], own[3])
     return {key: own for key, own in sums.items() if any(own)}
 
 
@@ -76,6 +81,26 @@ def test_sums_are_those_of_a_plain_loop(timeline):
     assert sums_of(found) == slow_sums(timeline)
     assert {"k2", "k4"} <= {kernel for _, kernel in sums_of(found)}
     assert bool((found.consumer_ns.sum(axis=1) <= found.tile_ns).all())
+
+
+def test_a_stage_has_one_sample_inside_its_multiplication(timeline):
+    """Block of 128 channels: two words of two tiles. Both products have 256 channels, which is one stage."""
+    spans = timeline.spans
+    stages, samples = timeline.rows_of("multiply_stage"), timeline.rows_of(SAMPLE)
+    assert len(stages) == len(samples) == len(timeline.rows_of("wait_stage")) > 0
+    assert spans.track[stages].tolist() == spans.track[samples].tolist()
+    assert timeline.field(stages, "stage").tolist() == timeline.field(samples, "stage").tolist()
+    assert set(timeline.field(samples, "decodes").tolist()) == {2 * 2 * 2}
+    assert bool((spans.start[stages] <= spans.start[samples]).all())
+    assert bool((spans.end[samples] <= spans.end[stages]).all())
+
+
+def test_the_balance_sees_the_tiles_of_rings(timeline):
+    experts = analyze_balance(timeline).experts
+    tiles = timeline.rows_of(TILE)
+    assert {int(load.name) for load in experts} == set(timeline.field(tiles, "expert").tolist())
+    named = sum(len(timeline.rows_of(name)) for name in (TILE, "epilogue", "rank_choices"))
+    assert sum(load.num_spans for load in experts) == named
 
 
 def test_the_report_says_what_limits_a_ring(timeline):
@@ -105,7 +130,8 @@ RING_EVENTS = (
     *EVENTS,
     EventType(TILE, EventClass.WORK, "completion", None, (Field("width", 7),)),
     *(EventType(name, EventClass.WAIT, "completion", None, STAGE) for name in ("wait_stage", "wait_slot")),
-    *(EventType(name, EventClass.WORK, "completion", None, STAGE) for name in ("decode", "multiply", "issue_copy")),
+    *(EventType(name, EventClass.WORK, "completion", None, STAGE) for name in ("multiply_stage", "issue_copy")),
+    EventType(SAMPLE, EventClass.WORK, "completion", None, (*STAGE, Field("decodes", 8))),
 )
 NUMBER = {event.name: number for number, event in enumerate(RING_EVENTS)}
 
@@ -113,13 +139,13 @@ NUMBER = {event.name: number for number, event in enumerate(RING_EVENTS)}
 def by_hand(*rows: tuple[int, str, int, int]) -> Timeline:
     """From (track, event, start, end). Track 3 is warp 1 of block 0 of rank 0, 2 warp 0 there."""
     launches = tuple(make_launch(rank, "k2") for rank in range(2))
-    spans = make_spans((track, NUMBER[event], track // 6, start, end, 0, 0) for track, event, start, end in rows)
+    spans = make_spans((track, NUMBER[event], track // 6, start, end, 4 << 24, 0) for track, event, start, end in rows)
     return make_timeline(2, events=RING_EVENTS, spans=spans, launches=launches, flows=type(make_timeline().flows)())
 
 
-WAITING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 160), (3, "decode", 160, 170), (3, "multiply", 170, 200))
-WORKING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 110), (3, "decode", 110, 150), (3, "multiply", 150, 190))
-RECORDING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 110), (3, "decode", 110, 130), (3, "multiply", 150, 160))
+WAITING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 160), (3, "multiply_stage", 160, 200), (3, SAMPLE, 165, 170))
+WORKING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 110), (3, "multiply_stage", 110, 190), (3, SAMPLE, 120, 130))
+RECORDING = ((3, TILE, 100, 200), (3, "wait_stage", 100, 110), (3, "multiply_stage", 110, 140))
 SLOTS, COPIES = ((2, "wait_slot", 100, 190), (2, "issue_copy", 190, 200)), ((2, "issue_copy", 100, 190),)
 
 
@@ -142,11 +168,17 @@ def test_what_limits_a_ring_is_where_its_warps_are(rows, limit):
 def test_steps_outside_a_tile_and_tiles_without_steps_do_not_count():
     others = (
         (3, TILE, 300, 400),
-        (3, "multiply", 390, 410),
-        (3, "decode", 420, 430),
+        (3, "multiply_stage", 390, 410),
+        (3, SAMPLE, 420, 430),
         (8, TILE, 50, OPEN_END),
-        (9, "multiply", 100, 120),
+        (9, "multiply_stage", 100, 120),
     )
     found = ring_steps(by_hand(*WORKING, *SLOTS, *others))
     assert found is not None
-    assert sums_of(found) == {(0, "k2"): [1, 100, 10, 40, 40, 90, 10]}
+    assert sums_of(found) == {(0, "k2"): [1, 100, 10, 80, 40, 90, 10]}
+
+
+def test_decoding_is_at_most_all_of_the_multiplication():
+    found = ring_steps(by_hand((3, TILE, 0, 100), (3, "multiply_stage", 0, 30), (3, SAMPLE, 0, 20)))
+    assert found is not None
+    assert sums_of(found) == {(0, "k2"): [1, 100, 0, 30, 30, 0, 0]}

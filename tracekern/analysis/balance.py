@@ -75,7 +75,12 @@ class EventRows:
     @property
     def computes(self) -> bool:
         """Works for an expert."""
-        return self.is_work and self.has("expert") and not self.has("peer")
+        return self.is_work and self.names_expert and not self.has("peer")
+
+    @property
+    def names_expert(self) -> bool:
+        """Says its expert, at its begin or, as a tile of a ring does, at its end."""
+        return any(field.name == "expert" for field in (*self.about.begin_fields, *self.about.end_fields))
 
     def has(self, name: str) -> bool:
         return self.about.has(name)
@@ -255,8 +260,8 @@ class _Cells:
 
     @classmethod
     def of_experts(cls, timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> _Cells:
-        chosen = [event for event in events if event.is_work and event.has("expert")]
-        return cls._of_keys(chosen, [event.field(timeline, "expert") for event in chosen], own_ns)
+        chosen = [event for event in events if event.is_work and event.names_expert]
+        return cls._of_keys(chosen, [timeline.field(event.row, "expert") for event in chosen], own_ns)
 
     @classmethod
     def of_roles(cls, events: Sequence[EventRows], own_ns: Int64, role: Int32) -> _Cells:

@@ -14,8 +14,10 @@ from tracekern.analysis.groups import group_rows
 from tracekern.timeline.model import OPEN_END, Int64, Timeline
 
 TILE = "multiply_tile"
-CONSUMER_STEPS = ("wait_stage", "decode", "multiply")
+CONSUMER_STEPS = ("wait_stage", "multiply_stage")
 PRODUCER_STEPS = ("wait_slot", "issue_copy")
+SAMPLE = "decode_sample"
+"""One decoding inside a `multiply_stage`; its field `decodes` says how many it stands for."""
 
 
 class Limit(Enum):
@@ -36,7 +38,9 @@ class RingSteps:
     tiles: Int64
     tile_ns: Int64
     consumer_ns: Int64
-    """[n, 3] time in each of CONSUMER_STEPS."""
+    """[n, 2] time in each of CONSUMER_STEPS."""
+    decode_ns: Int64
+    """[n] estimate of the part of `multiply_stage` that decodes: each sample, times the decodings it stands for."""
     producer_ns: Int64
     """[n, 2] time in each of PRODUCER_STEPS."""
     kernels: tuple[str, ...]
@@ -58,8 +62,7 @@ class RingSteps:
         producer where it starts copies longer than it waits for slots, else for memory. Consumers limit a ring if they
         work longer than they wait even with all of the rest counted as waiting.
         """
-        wait, decode, multiply = self.consumer_ns[row].tolist()
-        work = decode + multiply
+        wait, work = self.consumer_ns[row].tolist()
         if wait > work:
             wait_slot, issue = self.producer_ns[row].tolist()
             return Limit.PRODUCER if issue > wait_slot else Limit.MEMORY
@@ -73,7 +76,7 @@ def ring_steps(timeline: Timeline) -> RingSteps | None:
     """
     spans = timeline.spans
     tile = _closed_rows(timeline, TILE)
-    steps = [_closed_rows(timeline, name) for name in CONSUMER_STEPS]
+    steps = [_closed_rows(timeline, name) for name in (*CONSUMER_STEPS, SAMPLE)]
     row = np.concatenate([tile, *steps])
     which = np.repeat(np.arange(-1, len(steps)), [len(tile), *map(len, steps)])
     order = np.lexsort((which, spans.start[row], spans.track[row]))  # a tile, then its steps
@@ -96,10 +99,13 @@ def ring_steps(timeline: Timeline) -> RingSteps | None:
     part = np.repeat([0, 1, 1 + len(steps), 2 + len(steps)], sizes)
     part[len(detailed) : len(detailed) + sizes[1]] += which[is_inside]
     ns = spans.end[every] - spans.start[every]
+    is_sample = part == len(steps)
+    ns[is_sample] *= timeline.field(every[is_sample], "decodes")
     sums = [groups.sum(np.where(part == number, ns, 0)) for number in range(1 + len(steps) + len(producers))]
-    consumers, rest = np.stack(sums[1 : 1 + len(steps)], axis=1), np.stack(sums[1 + len(steps) :], axis=1)
+    consumers, produced = np.stack(sums[1 : len(steps)], axis=1), np.stack(sums[1 + len(steps) :], axis=1)
+    decode = np.minimum(sums[len(steps)], consumers[:, 1])  # an estimate may exceed what it is a part of
     rank, own_kernel = groups.columns
-    return RingSteps(rank, own_kernel, groups.sum(part == 0), sums[0], consumers, rest, kernels)
+    return RingSteps(rank, own_kernel, groups.sum(part == 0), sums[0], consumers, decode, produced, kernels)
 
 
 def _closed_rows(timeline: Timeline, name: str) -> Int64:

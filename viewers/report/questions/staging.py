@@ -21,8 +21,8 @@ _ASIDE = (
 
 _RING_ASIDE = (
     "Of a ring one warp copies weights and x ahead of others, which multiply them. Shares are of the consumers' tiles "
-    "and, for the producer, of its own two steps. Of tiles alone that were recorded in detail; records take time, too, "
-    "which makes what is short look longer."
+    "and, for the producer, of its own two steps. Decoding is a part of multiply_stage, estimated from one decoding of "
+    "each stage. Only tiles recorded in detail count; records take time, too, which makes what is short look longer."
 )
 
 
@@ -109,10 +109,12 @@ def describe_rings(rings: RingSteps) -> str:
     for row in range(len(rings)):
         where = f"rank {rings.rank[row]} {rings.kernels[rings.kernel[row]]}"
         whole, limit = int(rings.tile_ns[row]), rings.limit(row)
-        waited, rest = (percent(int(ns[row]), whole) for ns in (rings.consumer_ns[:, 0], rings.rest_ns))
+        columns = (rings.consumer_ns[:, 0], rings.decode_ns, rings.rest_ns)
+        waited, decoded, rest = (percent(int(ns[row]), whole) for ns in columns)
         told = f"{limit.value} limits it" if limit else f"what limits it is not told, {rest} was in no step"
         parts.append(
-            f"in {count(int(rings.tiles[row]), 'tile')} of {where} consumers waited {waited} for stages: {told}"
+            f"in {count(int(rings.tiles[row]), 'tile')} of {where} consumers waited {waited} for stages "
+            f"and decoded about {decoded}: {told}"
         )
     return "; ".join(parts)
 
@@ -121,7 +123,7 @@ def _ring_table(rings: RingSteps) -> str:
     lines = []
     for row in range(len(rings)):
         whole = int(rings.tile_ns[row])
-        steps = [*rings.consumer_ns[row].tolist(), int(rings.rest_ns[row])]
+        steps = [*rings.consumer_ns[row].tolist(), int(rings.decode_ns[row]), int(rings.rest_ns[row])]
         produced, limit = rings.producer_ns[row].tolist(), rings.limit(row)
         lines.append(
             [
@@ -132,5 +134,6 @@ def _ring_table(rings: RingSteps) -> str:
                 *(percent(ns, sum(produced)) for ns in produced),
             ]
         )
-    columns = ["", "limited by", "tiles", "wait_stage", "decode", "multiply", "rest", "wait_slot", "issue_copy"]
+    columns = ["", "limited by", "tiles", "wait_stage", "multiply_stage", "of it decoding", "rest"]
+    columns += ["wait_slot", "issue_copy"]
     return table(columns, lines, numbers=7)
