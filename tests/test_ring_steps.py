@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tracekern.analysis.balance import analyze_balance
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.ring_steps import CONSUMER_STEPS, PRODUCER_STEPS, SAMPLE, TILE, Limit, RingSteps, ring_steps
 from tracekern.moe.gemm import fused_moe_apply, prepare_weights
+from tracekern.timeline.counters import count_events
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
 from tracekern.viewers.report.questions.staging import describe_rings
 from tracekern.viewers.report.report_page import report_page
@@ -182,3 +184,50 @@ def test_decoding_is_at_most_all_of_the_multiplication():
     found = ring_steps(by_hand((3, TILE, 0, 100), (3, "multiply_stage", 0, 30), (3, SAMPLE, 0, 20)))
     assert found is not None
     assert sums_of(found) == {(0, "k2"): [1, 100, 0, 30, 30, 0, 0]}
+
+
+# ---- fill ----
+
+
+def fill_by_hand(num_stages: int, first: int = 0) -> Timeline:
+    """A ring of 2 slots with 2 consumers and 3 stages on record, from `first` on; the slower one is 5 ns behind."""
+    events = (
+        *RING_EVENTS,
+        EventType("produce_stages", EventClass.WORK, "completion", None, (Field("slots", 4),), (Field("stages", 32),)),
+    )
+    number = {event.name: place for place, event in enumerate(events)}
+    rows = [(4, number["produce_stages"], 0, 0, 200, 2, num_stages)]
+    for stage, (copied, entered, freed) in enumerate([(8, 5, 50), (20, 50, 90), (60, 90, 140)]):
+        rows.append((4, number["issue_copy"], 0, copied - 3, copied, first + stage, 0))
+        for track, later in ((2, 0), (3, 5)):
+            rows.append((track, number["wait_stage"], 0, entered + later, entered + later + 6, first + stage, 0))
+            rows.append((track, number["multiply_stage"], 0, entered + later + 6, freed + later, first + stage, 0))
+    flows = type(make_timeline().flows)()
+    tracks = tuple(dataclasses.replace(track, block=0) for track in make_timeline(1).tracks)
+    launches = (make_launch(0, "k2"),)
+    return make_timeline(1, events=events, spans=make_spans(rows), launches=launches, tracks=tracks, flows=flows)
+
+
+def fill_of(timeline: Timeline) -> list[tuple[int, int]]:
+    (counter,) = (counter for counter in count_events(timeline) if counter.name.startswith("stage fill"))
+    assert (counter.rank, counter.name, counter.unit) == (0, "stage fill, block 0", "slots")
+    return list(zip(counter.time.tolist(), counter.value.tolist(), strict=True))
+
+
+def test_a_ring_is_filled_by_copies_and_emptied_by_the_last_consumer():
+    assert fill_of(fill_by_hand(3)) == [(8, 1), (20, 2), (55, 1), (60, 2), (95, 1), (145, 0)]
+
+
+def test_fill_ends_where_stages_follow_that_are_not_on_record():
+    assert fill_of(fill_by_hand(9)) == [(8, 1), (20, 2), (55, 1), (60, 0)]
+
+
+def test_fill_begins_when_the_last_consumer_enters_the_tile():
+    """Until 10, other stages were in the ring."""
+    assert fill_of(fill_by_hand(9, first=4))[0] == (10, 1)
+
+
+def test_rings_are_never_fuller_than_their_slots(timeline):
+    counters = [counter for counter in count_events(timeline) if counter.name.startswith("stage fill")]
+    assert counters
+    assert all(0 < counter.value.max() <= 5 and counter.value[-1] == 0 for counter in counters)

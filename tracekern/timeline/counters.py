@@ -9,6 +9,7 @@ import numpy as np
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Int64, Timeline, TrackKind
 from tracekern.timeline.rings import find_ring_steps
+from tracekern.timeline.stage_fill import find_stage_fills
 
 MAX_POINTS = 20_000
 """Limit of one counter. Viewers draw no more, and a trace of many waits must not grow by two points for each."""
@@ -36,10 +37,18 @@ def count_events(timeline: Timeline) -> tuple[Counter, ...]:
     it before; received is the end of the first wait it released. Signals without a wait on record, those that a clock
     error shows after their wait, and those between ranks whose clocks are not aligned, are left out.
     `<tail> ring fill`: slots of the rank's rings that were filled and not given back, of all rings of a channel.
+    `stage fill, block N`: slots of a block's ring of int4 experts that are full or on their way, where all its warps
+    are on record step by step; 0 elsewhere.
     Of engines: `transfers queued`, from their submission to their first write; `bytes under way`, from there to the
     end of the transfer; `writes under way` in each domain.
     """
-    counters = [*_stalled(timeline), *_in_flight(timeline), *_ring_fill(timeline), *_of_engines(timeline)]
+    counters = [
+        *_stalled(timeline),
+        *_in_flight(timeline),
+        *_ring_fill(timeline),
+        *_stage_fill(timeline),
+        *_of_engines(timeline),
+    ]
     return tuple(sorted(counters, key=lambda counter: counter.rank))
 
 
@@ -102,6 +111,18 @@ def _ring_fill(timeline: Timeline) -> list[Counter]:
             own = steps.receiver == rank
             name = f"{steps.channel.tail} ring fill"
             counters.append(_accumulate(rank, name, "slots", steps.time[own], steps.change[own]))
+    return counters
+
+
+def _stage_fill(timeline: Timeline) -> list[Counter]:
+    of_block: dict[tuple[int, int], list[tuple[Int64, Int64]]] = {}
+    for fill in find_stage_fills(timeline):
+        change = np.diff(fill.value, prepend=0)
+        of_block.setdefault((fill.rank, fill.block), []).append((fill.time, change))
+    counters = []
+    for (rank, block), fills in sorted(of_block.items()):
+        time, change = (np.concatenate(columns) for columns in zip(*fills, strict=True))
+        counters.append(_accumulate(rank, f"stage fill, block {block}", "slots", time, change))
     return counters
 
 
