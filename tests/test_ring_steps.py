@@ -189,7 +189,7 @@ def test_decoding_is_at_most_all_of_the_multiplication():
 # ---- fill ----
 
 
-def fill_by_hand(num_stages: int, first: int = 0) -> Timeline:
+def fill_by_hand(num_stages: int, first: int = 0, last_copied: int = 60) -> Timeline:
     """A ring of 2 slots with 2 consumers and 3 stages on record, from `first` on; the slower one is 5 ns behind."""
     events = (
         *RING_EVENTS,
@@ -197,7 +197,7 @@ def fill_by_hand(num_stages: int, first: int = 0) -> Timeline:
     )
     number = {event.name: place for place, event in enumerate(events)}
     rows = [(4, number["produce_stages"], 0, 0, 200, 2, num_stages)]
-    for stage, (copied, entered, freed) in enumerate([(8, 5, 50), (20, 50, 90), (60, 90, 140)]):
+    for stage, (copied, entered, freed) in enumerate([(8, 5, 50), (20, 50, 90), (last_copied, 90, 140)]):
         rows.append((4, number["issue_copy"], 0, copied - 3, copied, first + stage, 0))
         for track, later in ((2, 0), (3, 5)):
             rows.append((track, number["wait_stage"], 0, entered + later, entered + later + 6, first + stage, 0))
@@ -225,6 +225,10 @@ def test_fill_ends_where_stages_follow_that_are_not_on_record():
 def test_fill_begins_when_the_last_consumer_enters_the_tile():
     """Until 10, other stages were in the ring."""
     assert fill_of(fill_by_hand(9, first=4))[0] == (10, 1)
+
+
+def test_a_slot_is_filled_again_before_its_last_consumer_has_ended_its_span():
+    assert fill_of(fill_by_hand(3, last_copied=53)) == [(8, 1), (20, 2), (95, 1), (145, 0)]
 
 
 def test_rings_are_never_fuller_than_their_slots(timeline):
