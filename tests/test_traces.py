@@ -21,6 +21,7 @@ _OF_VARIANT = {
     "two_hop": ("signal_peer_tail", "wait_peer_tail", "receive_token", "return_peer_credit", "send_row", "sum_in_node"),
     "two_hop, one node": ("send_token",),
     "two_hop, several nodes": ("copy_to_ring", "signal_tail", "wait_tail", "forward_token", "return_credit"),
+    "reduce": ("copy_row", "expand_row", "send_partial", "multiply_tile", "wait_stage", "multiply_stage", "issue_copy"),
     "overlapped": ("copy_row", "expand_row", "wait_row", "multiply_tile", "send_partial", "reduce_token"),
     "pipelined": ("copy_row", "reduce_token", "signal_row", "wait_row", "wait_partial"),
 }

@@ -46,7 +46,7 @@ two_hop() {
         --iterations 3
 }
 overlapped() {
-    back_to_back overlapped --expert int4_sparse --tokens 512 --hidden 7168 --intermediate 2048 --experts $((16 * ranks)) --topk 4 \
+    back_to_back overlapped --option partitions=2 --expert int4_sparse --tokens 256 --hidden 7168 --intermediate 2048 --experts $((8 * ranks)) --topk 4 \
         --routing uniform --even --iterations 2
 }
 

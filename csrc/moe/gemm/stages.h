@@ -107,21 +107,25 @@ struct RingPlace {
     }
 };
 
-// Looks for an abort once a stage, for the word that was loaded a stage before: the producer does not wait for it.
+// Looks for an abort once a stage, for the word that was loaded a stage before: the producer does not wait for it. One
+// lane loads. A word that all lanes had alike ptxas would move to a uniform register at once, which waits for it.
 class AbortAhead {
 public:
-    TK_DEVICE explicit AbortAhead(const uint32_t* abort) : abort_(abort) { look(); }
+    TK_DEVICE AbortAhead(Warp& warp, const uint32_t* abort) : warp_(warp), abort_(abort) { look(); }
     TK_DEVICE bool seen() {
-        const bool was_seen = word_ != 0;
+        const bool was_seen = warp_.ballot([&](int lane) { return word_[lane] != 0; }) != 0;
         look();
         return was_seen;
     }
 
 private:
-    TK_DEVICE void look() { word_ = abort_ ? look_at_abort(abort_) : 0; }
+    TK_DEVICE void look() {
+        word_ = warp_.lanes([&](int lane) { return abort_ && lane == 0 ? look_at_abort(abort_) : 0u; });
+    }
 
+    Warp& warp_;
     const uint32_t* abort_;
-    uint32_t word_ = 0;
+    PerLane<uint32_t> word_;
 };
 
 // Copies the weights of a tile, stage by stage.
@@ -166,7 +170,7 @@ template <class Kernel, class Rec>
 TK_DEVICE void produce(Warp& warp, Rec& recorder, const GemmArgs& args, typename Kernel::Shared& shared) {
     const uint32_t num_blocks = Kernel::Product::channels(args) / WeightBlock::kChannels;
     RingPlace<Kernel::kSlots> at;
-    AbortAhead abort(args.abort);
+    AbortAhead abort(warp, args.abort);
     bool gives_up = false;
     TK_RANGE(recorder, GemmEvent::produce_stages, Kernel::kSlots);
     const auto produce_tile = [&](auto& steps, const BlockTile& tile) {
@@ -179,7 +183,7 @@ TK_DEVICE void produce(Warp& warp, Rec& recorder, const GemmArgs& args, typename
                 TK_WAIT(steps, GemmEvent::wait_slot, at.stage());
                 if (at.round) shared.empty[at.slot].wait(warp, at.round - 1);
             }
-            gives_up = gives_up || holds_for_all(warp, abort.seen());
+            gives_up = gives_up || abort.seen();
             TK_RANGE(steps, GemmEvent::issue_copy, at.stage());
             warp.elect([&] {
                 auto& slot = shared.slots[at.slot];
