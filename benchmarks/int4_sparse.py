@@ -110,7 +110,8 @@ def main() -> int:
         print(f"  goals of {gpu_name()}: {missed} of {goals} missed")
     zipf = {str(experts): int4_load.zipf_counts(experts) for experts in options.experts}
     about = {"hidden": HIDDEN, "intermediate": INTERMEDIATE, "zipf": zipf, "resources": used, "reads": reads}
-    write_results("int4_sparse", about | {"rows": rows}, 1)
+    name = "int4_sparse" + (f"_detail_{options.detail}" if options.detail else "")
+    write_results(name, about | {"rows": rows}, 1)
     return 1 if complaints(rows, reads, used) else 0
 
 
