@@ -14,7 +14,7 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.hang import Hang, find_hang
 from tracekern.analysis.held_up import HeldUp, find_held_up
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
-from tracekern.analysis.overlap import StreamOverlap, stream_overlaps
+from tracekern.analysis.overlap import RankThreads, StreamOverlap, stream_overlaps, thread_overlaps
 from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.ring_steps import RingSteps, ring_steps
 from tracekern.analysis.stages import StageTimes, stage_times
@@ -95,6 +95,11 @@ class Findings:
     def overlap(self) -> tuple[StreamOverlap, ...]:
         """How long kernels of each stream ran beside those of others; () where no rank has several streams."""
         return stream_overlaps(self.in_window)
+
+    @cached_property
+    def threads(self) -> tuple[RankThreads, ...]:
+        """How long ranges of each thread were open beside those of others; () where no rank has several threads."""
+        return thread_overlaps(self.in_window)
 
     @cached_property
     def received(self) -> ReceiveMatrix | None:
