@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -142,6 +143,7 @@ def test_versions_follow_each_other_and_the_stages_are_on_record(tmp_path, capsy
     assert capsys.readouterr().out.count("every byte is right") == 2
     timeline = load(tmp_path)
     assert timeline.problems == ()
+    assert len(json.loads((tmp_path / "capture.json").read_text())["ranks"]) == 6
     assert [rank.rank for rank in timeline.ranks] == list(range(6))
     names = {
         timeline.host_names[payload] for payload in timeline.spans.begin_payload[timeline.rows_of("host")].tolist()

@@ -10,14 +10,18 @@ import time
 from collections.abc import Sequence
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from examples.weights.ranks import Place, Run, be_rank
 from examples.weights.stages import LIMIT_S
 from examples.weights.ways import Options
+from tracekern.dump.format import dump_file_name
+from tracekern.dump.reader import peek_metadata
 from tracekern.errors import TracekernError
 from tracekern.fabric import Net
+from tracekern.segment.manifest import write_manifest
 
 _NETS = {"tcp": Net("tcp", "127.0.0.1"), "shm": Net("shm", "")}
 _PRELOADED = ["torch", "tracekern.fabric", "tracekern.record.session"]
@@ -89,12 +93,14 @@ class Ranks:
         """Returns how many bytes of all inference ranks are not those of the version."""
         return sum(self.ask("check", version, self._inference))
 
-    def record(self, directory: str) -> None:
+    def record(self, directory: Path) -> None:
         """Opens a capture on all ranks, in one directory."""
         self.ask("record", directory)
 
-    def close(self) -> None:
+    def close(self, directory: Path) -> None:
+        """Closes it. Its table of contents is left to who starts the ranks, as they exchange no messages."""
         self.ask("close")
+        write_manifest(directory, peek_metadata(directory / dump_file_name(0))["run_id"])
 
     # ---- requests ----
 

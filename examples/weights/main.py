@@ -58,10 +58,10 @@ def run(options: Options, versions: int, output: Path | None) -> int:
         for version in range(1, versions + 1):
             ranks.train(version)
             if output and version == min(2, versions):  # peers have met, and memory has its pages
-                ranks.record(str(output))
+                ranks.record(output)
             seconds = ranks.send(version)
             if output and version == versions:
-                ranks.close()
+                ranks.close(output)
             wrong = ranks.check(version)
             total_wrong += wrong
             rate = num_bytes / seconds / 1e9

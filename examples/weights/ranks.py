@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Rank:
     def answer(self, request: str, argument: Any) -> Any:
         return getattr(self, f"on_{request}")(argument)
 
-    def on_record(self, directory: str) -> None:
+    def on_record(self, directory: Path) -> None:
         options = self.run.options
         settings = {"provider": options.provider, "through_rank_0": options.through_rank_0 or "no"}
         opened = tracekern.capture(directory, device="cpu", settings=settings, command=self.run.command)
