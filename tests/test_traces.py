@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,26 @@ def test_each_wait_of_the_way_back_has_its_arrow():
         rows = timeline.rows_of(name)
         assert len(rows)
         assert np.isin(rows, timeline.flows.wait).all(), name
+
+
+def test_of_the_stages_of_new_weights_the_page_says_what_the_captures_do():
+    direct, broadcast = (
+        tracekern.analyze(tracekern.load(TRACES / name)).threads for name in ("weights", "weights_broadcast")
+    )
+    page = (TRACES.parent / "docs" / "fabric.md").read_text()
+    section = " ".join(page.partition("## Weights for RL")[2].partition("\n## ")[0].split())
+
+    def ends(values: Iterable[float]) -> str:
+        least, *_, most = sorted(values)
+        return f"{least:.0f} to {most:.0f}"
+
+    def shares(stage: str) -> str:
+        found = [thread for rank in direct for thread in rank.threads if thread.ranges == (stage,)]
+        return ends(100 * thread.beside_ns / thread.busy_ns for thread in found)
+
+    open_together = ends(100 * rank.several_ns / rank.covered_ns for rank in direct)
+    assert f"for {open_together} % of the {ends(rank.covered_ns / 1e6 for rank in direct)} ms" in section
+    assert f"*prepare* {shares('prepare')} % ran beside another stage, of *write* {shares('write')} %" in section
+    root = broadcast[0]
+    (write,) = (thread for thread in root.threads if thread.ranges == ("write",))
+    assert f"took it {root.covered_ns / 1e6:,.0f} ms, {write.busy_ns / 1e6:,.0f} of them in *write*" in section
