@@ -25,7 +25,8 @@ from tracekern.dump.format import ALIGN
 from tracekern.timeline.model import Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
-OF_KERNELS = sorted({path.parent.name for path in TRACES.glob("*/capture.json")} - {"fabric_late_rank"})
+OF_ENGINES = {"fabric_late_rank", "weights", "weights_broadcast"}
+OF_KERNELS = sorted({path.parent.name for path in TRACES.glob("*/capture.json")} - OF_ENGINES)
 
 
 def graphs_of(timeline: Timeline) -> tuple[EventGraph, RunGraph]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -25,8 +26,9 @@ from examples.weights.controller import Ranks, RanksLost
 from examples.weights.model import MeshGroup, Model, Parameter, Split, Weight, make_model, plain_parts, values_of
 from examples.weights.ranks import Place
 from examples.weights.schedule import RankGroup, Schedule, check, make_schedule, shard_rows, unit_of
-from examples.weights.stages import Work, prepare
+from examples.weights.stages import Pipeline, Stage, Work, prepare
 from examples.weights.ways import Options, gather_writes
+from tracekern.fabric import TransferError
 from tracekern.timeline.load import load
 
 SMALL = Options(layers=3, hidden=32, block=4)
@@ -135,7 +137,55 @@ def test_a_parameter_whose_blocks_would_be_cut_is_refused_by_name():
         make_schedule(make_model(1, 24, 8), 4, 2)
 
 
+# ---- the pipeline ----
+
+
+def make_work(count: int) -> list[RankGroup]:
+    return [RankGroup(idx, MeshGroup(f"g{idx}", (0,), ()), 0, 0, (), ()) for idx in range(count)]
+
+
+def test_no_more_groups_are_under_way_than_there_are_slots():
+    held, most, order = set[int](), 0, list[int]()
+
+    def begin(work: Work) -> None:
+        nonlocal most
+        assert id(work.slot) not in held
+        held.add(id(work.slot))
+        most = max(most, len(held))
+
+    def end(work: Work) -> None:
+        time.sleep(0.002)
+        order.append(work.rank_group.idx)
+        held.remove(id(work.slot))
+
+    pipeline = Pipeline([Stage("first", begin), Stage("last", end)], [SimpleNamespace() for _ in range(3)])
+    for _ in range(2):
+        pipeline.send(make_work(20))
+    pipeline.stop()
+    assert order == [*range(20)] * 2
+    assert most == 3
+
+
+def test_the_first_failure_of_a_stage_ends_the_pipeline():
+    def fail(work: Work) -> None:
+        if work.rank_group.idx == 5:
+            raise ValueError("group 5 is not there")
+
+    pipeline = Pipeline([Stage("first", lambda work: None), Stage("last", fail)], [SimpleNamespace()] * 2)
+    for _ in range(2):
+        with pytest.raises(TransferError, match="^group 5 is not there$"):
+            pipeline.send(make_work(20))
+
+
 # ---- ranks that run ----
+
+
+def test_a_model_that_cannot_be_split_is_refused_in_one_line():
+    command = [sys.executable, ROOT / "examples" / "weights" / "main.py", "--hidden", "100"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("weights: parameter layer0.q is 100 x 100; wanted a multiple of 256 rows")
+    assert done.stderr.count("\n") == 1
 
 
 def test_versions_follow_each_other_and_the_stages_are_on_record(tmp_path, capsys):
@@ -156,9 +206,9 @@ def test_versions_follow_each_other_and_the_stages_are_on_record(tmp_path, capsy
     assert len(timeline.rows_of("write")) == num_writes
 
 
-@pytest.mark.parametrize(("provider", "way"), [("shm", ""), ("tcp", "broadcast"), ("shm", "parts")])
-def test_each_version_replaces_all_of_the_one_before(provider, way):
-    options = dataclasses.replace(SMALL, provider=provider, through_rank_0=way)
+@pytest.mark.parametrize(("provider", "way", "slots"), [("shm", "", 1), ("tcp", "broadcast", 1), ("shm", "parts", 2)])
+def test_each_version_replaces_all_of_the_one_before(provider, way, slots):
+    options = dataclasses.replace(SMALL, provider=provider, through_rank_0=way, slots=slots)
     with Ranks(options) as ranks:
         for version in (1, 2, 3):
             ranks.train(version)

@@ -112,7 +112,10 @@ class Ranks:
 
     def post(self, request: str, argument: Any, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            self._pipes[rank].send((request, argument))
+            try:
+                self._pipes[rank].send((request, argument))
+            except OSError:
+                raise self._lost(request, f"{self.name(rank)} takes no requests") from None
 
     def collect(self, request: str, ranks: Sequence[int]) -> list[Any]:
         """Returns the answers to what was posted."""
@@ -125,10 +128,14 @@ class Ranks:
             if self._dead() or time.monotonic() > until:
                 raise self._lost(request, f"{self.name(waiting[0])} has not answered within {2 * LIMIT_S:g} s")
             for rank in waiting:
-                if self._pipes[rank].poll():
+                try:
+                    if not self._pipes[rank].poll():
+                        continue
                     outcome, answers[rank] = self._pipes[rank].recv()
-                    if outcome == "failed":
-                        raise self._lost(request, f"{self.name(rank)} failed: {answers[rank]}")
+                except (EOFError, OSError):  # its pipe closes before the process has ended
+                    outcome, answers[rank] = "failed", "it answers no more"
+                if outcome == "failed":
+                    raise self._lost(request, f"{self.name(rank)} failed: {answers[rank]}")
         return [answers[rank] for rank in ranks]
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class InferenceRank(Rank):
 
 def be_rank(rank: int, run: Run, place: Place, pipe: Connection) -> None:
     """Answers requests until there are no more. Runs in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that started the ranks, which ends them
     if place.enter is not None:
         place.enter()
     torch.set_num_threads(1)
