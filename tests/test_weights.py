@@ -195,12 +195,16 @@ def test_versions_follow_each_other_and_the_stages_are_on_record(tmp_path, capsy
     assert timeline.problems == ()
     assert len(json.loads((tmp_path / "capture.json").read_text())["ranks"]) == 6
     assert [rank.rank for rank in timeline.ranks] == list(range(6))
-    names = {
-        timeline.host_names[payload] for payload in timeline.spans.begin_payload[timeline.rows_of("host")].tolist()
-    }
-    groups = [group.name for group in SMALL.model.groups]
+    rows = timeline.rows_of("host")
+    ranks = timeline.track_ranks()[timeline.spans.track[rows]].tolist()
+    labels = [timeline.host_names[label] for label in timeline.spans.begin_payload[rows].tolist()]
+    end = dict(zip(zip(labels, ranks, strict=True), timeline.spans.end[rows].tolist(), strict=True))
+    groups = SMALL.model.groups
     stages = ("copy", "prepare", "write", "barrier")
-    assert names == {f"{stage} {group}" for stage in stages for group in groups}
+    assert end.keys() == {(f"{stage} {each.name}", rank) for stage in stages for each in groups for rank in each.mesh}
+    for each in groups:  # nobody passes a barrier before all of the mesh have written
+        written, met = ([end[f"{stage} {each.name}", rank] for rank in each.mesh] for stage in ("write", "barrier"))
+        assert max(written) < min(met)
     schedule = SMALL.schedule
     num_writes = sum(len(group.writes) for groups in schedule.ranks.values() for group in groups)
     assert len(timeline.rows_of("write")) == num_writes
