@@ -43,6 +43,8 @@ def main() -> int:
     except (TracekernError, ValueError) as error:
         print(f"weights: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 1 if wrong else 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -96,13 +97,14 @@ class Pipeline:
 
     def wait(self, counter: ImmCounter, count: int) -> None:
         """Waits for immediates, unless a peer is lost meanwhile."""
-        for _ in range(int(LIMIT_S / _ASK_S)):
+        until = time.monotonic() + LIMIT_S
+        while True:
             self.raise_failure()
             try:
                 return counter.wait(count, _ASK_S)
-            except TransferError as error:
-                late = error
-        raise late
+            except TransferError:
+                if time.monotonic() > until:
+                    raise
 
     def stop(self) -> None:
         self._free.release()
