@@ -32,6 +32,9 @@ from harness import Table, write_results
 from examples.weights.controller import Ranks
 from examples.weights.ranks import Place
 from examples.weights.ways import Options
+from tracekern.dump.format import dump_file_name
+from tracekern.dump.reader import peek_metadata
+from tracekern.segment.manifest import write_manifest
 
 WAYS = {"direct": "", "broadcast": "broadcast", "parts": "parts"}
 GOAL = 2.5
@@ -111,7 +114,8 @@ def record(runs: dict[str, Options], rate: str, directory: str) -> int:
                     if version == 2:
                         ranks.record(place)
                     seconds = ranks.send(version)
-                ranks.close(place)
+                ranks.close()
+                write_manifest(place, peek_metadata(place / dump_file_name(0))["run_id"])
                 wrong += ranks.check(version)
             print(f"{way}: {seconds * 1e3:.1f} ms -> {place}")
     return int(wrong > 0)

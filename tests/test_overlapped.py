@@ -17,6 +17,8 @@ from timelines import LAUNCH, make_launch, make_spans, make_timeline, make_track
 
 import tracekern
 from tracekern.analysis.overlap import StreamOverlap, stream_overlaps
+from tracekern.analysis.waits.event_graph import build_graph
+from tracekern.analysis.why.graph import launches_ahead
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
@@ -171,8 +173,16 @@ def timeline_of(rows: list[tuple[int, int, int]], num_streams: int = 2, num_call
         for stream, start, end in rows:
             at = 10_000 * call
             spans.append((lanes[stream], LAUNCH, len(launches), at + start, at + end, 0, 0))
-            launches.append(dataclasses.replace(make_launch(0, "abc"[stream], call), epoch=call + 1))
+            launches.append(dataclasses.replace(make_launch(0, "abc"[stream], call), epoch=call + 1, stream=stream))
     return make_timeline(1, tracks=tracks, launches=tuple(launches), spans=make_spans(spans), flows=Flows())
+
+
+def test_a_kernel_is_taken_to_follow_the_one_of_its_rank_that_ended_last():
+    rows = [(0, 0, 100), (1, 110, 300), (0, 120, 150), (0, 310, 400)]
+    schedule = build_graph(timeline_of(rows)).schedule
+    #                                   a, b, a beside it, a behind it; the same once more
+    assert schedule.before.tolist()[:8] == [-1, -1, 0, 2, 3, 1, 4, 6]
+    assert launches_ahead(schedule).tolist()[:8] == [-1, 0, 0, 1, 3, 4, 4, 5]
 
 
 def test_time_beside_other_streams_counts_once_and_without_the_first_call():

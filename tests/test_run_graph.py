@@ -22,6 +22,7 @@ from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.analysis.why.graph import RunGraph, build_run_graph
 from tracekern.analysis.why.longest_path import InterpretedPath, order_graph
 from tracekern.dump.format import ALIGN
+from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
@@ -48,12 +49,12 @@ def assert_replayed(timeline: Timeline) -> None:
 def aligned_ns(timeline: Timeline) -> int:
     """What counts of a run whose calls are aligned: each call, from when all had come until its last kernel ended."""
     schedule = build_graph(timeline).schedule
-    names = np.array([launch.name for launch in timeline.launches])
+    call = LaunchIterations(timeline).of_launch
+    meets = np.array([launch.name == ALIGN for launch in timeline.launches])
+    start, end, sequence = (column[: len(call)] for column in (schedule.start, schedule.end, schedule.sequence))
     total = 0
-    for number in range(max(launch.sequence for launch in timeline.launches) + 1):
-        of_call = schedule.sequence[: len(names)] == number
-        start, end = schedule.start[: len(names)][of_call], schedule.end[: len(names)][of_call]
-        total += end.max() - start[names[of_call] == ALIGN].max()
+    for number in range(int(call.max()) + 1):
+        total += end[call == number].max() - start[meets & (sequence == number)].max()
     return int(total)
 
 

@@ -17,11 +17,8 @@ from typing import Any
 from examples.weights.ranks import Place, Run, be_rank
 from examples.weights.stages import LIMIT_S
 from examples.weights.ways import Options
-from tracekern.dump.format import dump_file_name
-from tracekern.dump.reader import peek_metadata
-from tracekern.errors import TracekernError
+from tracekern import TracekernError
 from tracekern.fabric import Net
-from tracekern.segment.manifest import write_manifest
 
 _NETS = {"tcp": Net("tcp", "127.0.0.1"), "shm": Net("shm", "")}
 _PRELOADED = ["torch", "tracekern.fabric", "tracekern.record.session"]
@@ -97,10 +94,9 @@ class Ranks:
         """Opens a capture on all ranks, in one directory."""
         self.ask("record", directory)
 
-    def close(self, directory: Path) -> None:
-        """Closes it. Its table of contents is left to who starts the ranks, as they exchange no messages."""
+    def close(self) -> None:
+        """Closes it."""
         self.ask("close")
-        write_manifest(directory, peek_metadata(directory / dump_file_name(0))["run_id"])
 
     # ---- requests ----
 

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples.weights.controller import Ranks
 from examples.weights.ways import Options
-from tracekern.errors import TracekernError
+from tracekern import TracekernError
 
 
 def parse_options() -> argparse.Namespace:
@@ -63,7 +63,7 @@ def run(options: Options, versions: int, output: Path | None) -> int:
                 ranks.record(output)
             seconds = ranks.send(version)
             if output and version == versions:
-                ranks.close(output)
+                ranks.close()
             wrong = ranks.check(version)
             total_wrong += wrong
             rate = num_bytes / seconds / 1e9

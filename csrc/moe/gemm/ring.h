@@ -97,10 +97,9 @@ struct GemmRing {
                                         TokenTile& rows,
                                         WarpSums<kTokens>& sums) {
         const uint32_t num_blocks = Product::channels(args) / WeightBlock::kChannels;
-        TK_SEQUENCE(steps);
         TK_NO_UNROLL
         for (uint32_t first = 0; first < num_blocks; first += kBlocks) {
-            consume_stage<GemmRing>(warp, tk_sequence, shared, at, [&](const Slot& slot, auto give_back) {
+            consume_stage<GemmRing>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
                 if (first == 0) rows = slot.rows;
                 const uint32_t left = num_blocks - first, count = left < kBlocks ? left : kBlocks;
                 const DecodeSample<Rec> sample(steps, at.stage(), count * kDecodesPerBlock);

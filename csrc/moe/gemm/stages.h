@@ -221,14 +221,11 @@ TK_DEVICE void load_blocks(Warp& warp, const Slot& slot, uint32_t block, BlockLa
 }
 
 // Calls multiply(slot, give_back) when the next stage has arrived. give_back() says that this warp has read the slot.
-// tk_sequence: of the steps of the tile, which lie side by side, so that a stage reads the clock twice.
 template <class Kernel, class Rec, class Multiply>
-TK_DEVICE void consume_stage(Warp& warp,
-                             Sequence<Rec>& tk_sequence,
-                             typename Kernel::Shared& shared,
-                             RingPlace<Kernel::kSlots>& at,
-                             Multiply multiply) {
+TK_DEVICE void consume_stage(
+    Warp& warp, Rec& steps, typename Kernel::Shared& shared, RingPlace<Kernel::kSlots>& at, Multiply multiply) {
     perturb(warp);
+    TK_SEQUENCE(steps);
     {
         TK_WAIT(tk_sequence, GemmEvent::wait_stage, at.stage());
         shared.full[at.slot].wait(warp, at.round);

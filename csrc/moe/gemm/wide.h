@@ -205,9 +205,8 @@ struct GemmWide {
                                         RingPlace<kSlots>& at,
                                         TokenTile& rows,
                                         WarpSums<kTokens>& sums) {
-        TK_SEQUENCE(steps);
         const auto multiply = [&]<uint32_t kNumBlocks>(uint32_t first) {
-            consume_stage<GemmWide>(warp, tk_sequence, shared, at, [&](const Slot& slot, auto give_back) {
+            consume_stage<GemmWide>(warp, steps, shared, at, [&](const Slot& slot, auto give_back) {
                 if (first == 0) rows = slot.rows;
                 WideStage<kTokens, kGroupOf<kTokens>, 2, kNumBlocks, Rec, Slot> stage(
                     warp, steps, at.stage(), splitter, slot, sums);

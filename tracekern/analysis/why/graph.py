@@ -420,13 +420,14 @@ def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gap
     ends = _ends_of_runs(graph)
     bare = shown[(ends[shown] == _NEVER) & ~is_align[shown]]
     edges.add(EdgeKind.OWN, 1 + bare, 1 + count + bare, schedule.end[bare] - schedule.start[bare])
-    following = shown[schedule.before[shown] >= 0]
-    before = schedule.before[following]
+    ahead = launches_ahead(schedule)
+    following = shown[ahead[shown] >= 0]
+    before = ahead[following]
     overlaps = schedule.start[following] < schedule.end[before]
     since = np.where(overlaps, schedule.start[before], schedule.end[before])
     node = np.where(overlaps, 1 + before, 1 + count + before)
     gap = edges.add(EdgeKind.GAP, node, 1 + following, schedule.start[following] - since)
-    first = shown[schedule.before[shown] < 0]
+    first = shown[ahead[shown] < 0]
     start_ns = int(schedule.start[shown].min())
     begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
     at_start = np.zeros(len(first), np.int64)
@@ -436,6 +437,25 @@ def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gap
         np.concatenate([node, at_start]),
         np.concatenate([since, at_start + start_ns]),
     ), start_ns
+
+
+def launches_ahead(schedule: Schedule) -> Int64:
+    """[n] the launch that each may have had to wait for: the one before it on its stream, or one of the rank's other
+    streams that ended later and still before it began, as where an event orders streams. -1 for none.
+    """
+    ahead: Int64 = schedule.before.copy()
+    shown = schedule.order
+    for rank in np.unique(schedule.rank[shown]).tolist():
+        own = shown[schedule.rank[shown] == rank]
+        if len(np.unique(schedule.stream[own])) < 2:
+            continue
+        ended = own[np.argsort(schedule.end[own], kind="stable")]
+        place = np.searchsorted(schedule.end[ended], schedule.start[own], side="right") - 1
+        other = np.where(place >= 0, ended[place], -1)
+        before = schedule.before[own]
+        until = np.where(before >= 0, schedule.end[before], _NEVER)
+        ahead[own] = np.where((other >= 0) & (schedule.end[other] > until), other, before)
+    return ahead
 
 
 def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> tuple[Int64, int]:
