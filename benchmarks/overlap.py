@@ -153,7 +153,7 @@ def timed_us(pipeline: Any, batch: Any, experts: Any, out: Any, sleep_cycles: in
 
 
 def timed_parts(pipeline: Any, batch: Any, experts: Any, out: Any, sleep_cycles: int) -> list[float]:
-    """Of dispatch, the experts and combine of `reduce`."""
+    """Returns how long dispatch, the experts and combine of `reduce` take."""
     watch = Stopwatch(pipeline.comm, sleep_cycles)
     watch.mark()
     pipeline(

@@ -56,6 +56,15 @@ def test_a_kernel_launched_twice_as_often_belongs_to_each_iteration_twice():
     assert (found.start.tolist(), found.end.tolist()) == ([0, 200], [509, 709])
 
 
+def test_one_epoch_for_all_calls_tells_no_calls_apart():
+    """Kernels that signal may have one epoch for all calls, beside kernels that know none."""
+    launches = [dataclasses.replace(make_launch(0, "send"), sequence=n, epoch=1) for n in range(3)]
+    launches += [dataclasses.replace(make_launch(0, "scale"), sequence=n, epoch=0) for n in range(3)]
+    spans = make_spans((0, LAUNCH, launch, 100 * launch, 100 * launch + 9, 0, 0) for launch in range(6))
+    found = LaunchIterations(make_timeline(launches=tuple(launches), spans=spans, flows=Flows()))
+    assert found.of_launch.tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_no_launch_no_iteration():
     assert len(iterations_of()) == 0
 

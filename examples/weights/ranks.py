@@ -26,7 +26,7 @@ from examples.weights.ways import VERSION, Options, Way, make_way
 from tracekern.fabric import MemoryRegionDescriptor, Net, TransferEngine
 
 Request = tuple[str, Any]
-"""What is asked, and its argument. The answer is ("done", value) or ("failed", why)."""
+"""A method and its argument. A rank answers ("done", value) or ("failed", why)."""
 RECORDS = 1 << 12
 """Room of each track of a traced engine."""
 

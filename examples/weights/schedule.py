@@ -41,7 +41,7 @@ class Piece:
     shard: int
     """Elements before this parameter's rows in the rank's copy of the group."""
     rows: tuple[int, int]
-    """Of the rank's rows of this parameter."""
+    """First and end, counted from the rank's first row of this parameter."""
     cols: tuple[int, int]
     width: int
     """Columns of the whole parameter."""
@@ -78,10 +78,10 @@ class RankGroup:
     """What one training rank does of one group."""
 
     idx: int
-    """Of the group in the model."""
+    """The group's number in the model."""
     group: MeshGroup
     num_elements: int
-    """That it has of the group's parameters."""
+    """How many of the group's elements this rank has."""
     prepared_bytes: int
     pieces: tuple[Piece, ...]
     writes: tuple[Write, ...]
@@ -93,7 +93,7 @@ class Schedule:
 
     places: dict[str, Place]
     num_bytes: int
-    """Of the memory of each inference rank."""
+    """How many each inference rank has for its weights."""
     num_inference: int
     ranks: dict[int, tuple[RankGroup, ...]]
 

@@ -51,7 +51,7 @@ class Options:
 
     @property
     def schedule(self) -> Schedule:
-        """What is written to the inference ranks."""
+        """Who writes which bytes to which inference rank."""
         if not self.through_rank_0:
             return make_schedule(self.model, self.num_training, self.num_inference)
         is_whole = self.through_rank_0 == "broadcast"
@@ -243,7 +243,7 @@ class Root(Way):
 
 
 def gather_writes(model: Model, group: MeshGroup, rank: int) -> list[Write]:
-    """Where the shards of a rank lie among its own of the group, and among all of it at rank 0."""
+    """Returns the writes that bring a rank's shards of a group to rank 0, from where they lie here to where there."""
     writes, own, all_before = list[Write](), 0, 0
     for weight in group.weights:
         for parameter in weight.parameters:

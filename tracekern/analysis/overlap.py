@@ -25,10 +25,6 @@ class StreamOverlap:
     beside_ns: int
     """For how much of that a kernel of another stream of the rank ran, too."""
 
-    @property
-    def share(self) -> float:
-        return self.beside_ns / self.busy_ns if self.busy_ns else 0.0
-
 
 @dataclass(frozen=True)
 class ThreadOverlap:

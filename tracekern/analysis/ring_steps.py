@@ -11,7 +11,8 @@ from enum import Enum
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.timeline.model import OPEN_END, Int64, Timeline
+from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.stage_fill import closed_rows
 
 TILE = "multiply_tile"
 CONSUMER_STEPS = ("wait_stage", "multiply_stage")
@@ -75,8 +76,8 @@ def ring_steps(timeline: Timeline) -> RingSteps | None:
     Works on unaligned Timelines too: nothing is compared across ranks.
     """
     spans = timeline.spans
-    tile = _closed_rows(timeline, TILE)
-    steps = [_closed_rows(timeline, name) for name in (*CONSUMER_STEPS, SAMPLE)]
+    tile = closed_rows(timeline, TILE)
+    steps = [closed_rows(timeline, name) for name in (*CONSUMER_STEPS, SAMPLE)]
     row = np.concatenate([tile, *steps])
     which = np.repeat(np.arange(-1, len(steps)), [len(tile), *map(len, steps)])
     order = np.lexsort((which, spans.start[row], spans.track[row]))  # a tile, then its steps
@@ -88,7 +89,7 @@ def ring_steps(timeline: Timeline) -> RingSteps | None:
     if not is_inside.any():
         return None
     detailed = np.unique(outer[is_inside])
-    producers = [_closed_rows(timeline, name) for name in PRODUCER_STEPS]
+    producers = [closed_rows(timeline, name) for name in PRODUCER_STEPS]
     every = np.concatenate([detailed, row[is_inside], *producers])
     names = [timeline.launches[launch].name for launch in spans.launch[every].tolist()]
     kernels = tuple(sorted(set(names)))
@@ -106,12 +107,3 @@ def ring_steps(timeline: Timeline) -> RingSteps | None:
     decode = np.minimum(sums[len(steps)], consumers[:, 1])  # an estimate may exceed what it is a part of
     rank, own_kernel = groups.columns
     return RingSteps(rank, own_kernel, groups.sum(part == 0), sums[0], consumers, decode, produced, kernels)
-
-
-def _closed_rows(timeline: Timeline, name: str) -> Int64:
-    """Returns the closed spans of an event, none where no kernel has it."""
-    if not any(event.name == name for event in timeline.events):
-        return np.empty(0, np.int64)
-    rows = timeline.rows_of(name)
-    closed: Int64 = rows[timeline.spans.end[rows] != OPEN_END]
-    return closed

@@ -74,10 +74,10 @@ def _is_start_up(timeline: Timeline, of_launch: Int32) -> Mask:
 
 def _launches_an_epoch(timeline: Timeline, outside: set[str]) -> int:
     """How often every stage is launched in an epoch at least; 1 where epochs tell no calls apart."""
-    launches = [launch for launch in timeline.launches if launch.name not in outside]
+    launches = [launch for launch in timeline.launches if launch.epoch and launch.name not in outside]
     if len({launch.epoch for launch in launches}) < 2:
         return 1
-    return min(Counter((launch.name, launch.rank, launch.epoch) for launch in launches if launch.epoch).values())
+    return min(Counter((launch.name, launch.rank, launch.epoch) for launch in launches).values())
 
 
 def _times_an_iteration(lengths: dict[str, int], step: int, is_cut: bool, repeats: int) -> dict[str, int]:

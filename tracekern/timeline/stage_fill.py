@@ -30,7 +30,7 @@ class StageFill:
 
 def find_stage_fills(timeline: Timeline) -> list[StageFill]:
     """All stretches, in the order of launches, blocks and stages."""
-    rows = {name: _closed_rows(timeline, name) for name in (_COPY, _WAIT, _MULTIPLY, _PRODUCE)}
+    rows = {name: closed_rows(timeline, name) for name in (_COPY, _WAIT, _MULTIPLY, _PRODUCE)}
     if not all(map(len, rows.values())):
         return []
     blocks = np.array([track.block for track in timeline.tracks], np.int64)
@@ -89,7 +89,8 @@ def _last_of_all(stage: Int64, time: Int64, wanted: int) -> dict[int, int]:
     return {number: at for number, at, times in found if times == wanted}
 
 
-def _closed_rows(timeline: Timeline, name: str) -> Int64:
+def closed_rows(timeline: Timeline, name: str) -> Int64:
+    """Returns the closed spans of an event, none where no kernel has it."""
     if not any(event.name == name for event in timeline.events):
         return np.empty(0, np.int64)
     rows = timeline.rows_of(name)

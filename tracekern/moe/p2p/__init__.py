@@ -31,7 +31,7 @@ FAMILY = Family(
             "many as keep up with these.",
             high=4096,
             variants=(OVERLAPPED,),
-            describe=lambda number: f"{number} blocks exchange beside the experts" if number else "",
+            describe=lambda number: f"{number} blocks for the exchange beside int4 experts" if number else "",
         ),
     ),
 )

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 OVERLAPPED = "overlapped"
 LEAST_RANKS, LEAST_ROWS = 4, 256
-"""Ranks, and rows of an expert, from which on two partitions of `overlapped` pay. With fewer rows weights that are read
-twice cost more than the exchange that is hidden; on two GPUs of a host the exchange is too short. More partitions did
-not pay (measured: benchmarks/overlap.py)."""
+"""Ranks, and rows of an expert, from which on `overlapped` takes two partitions. With fewer rows weights that are read
+twice cost more than the exchange that is hidden, and on two GPUs of a host the exchange is too short. What was measured
+is in docs/int4_sparse.md, by benchmarks/overlap.py."""
 EXCHANGE_BLOCKS = 2
 """Blocks of the exchange in `overlapped`, for each rank that a token goes to: so many keep up with the experts."""
 MAX_COUNT_BYTES = 40 << 10
-"""Of shared memory, for what is counted of all experts in all partitions."""
+"""Shared memory for the counts of all experts in all partitions, at most."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Split:
     """Blocks of the kernels of a call."""
 
     alone: int
-    """Of dispatch and combine while no expert multiplies: of the first partition, and of the last."""
+    """Dispatch and combine have so many while no expert multiplies: that of the first partition, and of the last."""
     beside: int
-    """The same while one does."""
+    """They have so many while one does."""
     experts: int
     """SMs that experts get; 0: all."""
 

@@ -98,13 +98,13 @@ class P2PPipeline(Pipeline):
             self._set_overlap(settings["exchange_blocks"], stage_blocks or {})
 
     def _set_overlap(self, exchange_blocks: int, stage_blocks: dict[str, int]) -> None:
-        num_partitions, experts = int(self._native.num_partitions), 0
-        if num_partitions > 1 and self.comm.device.backend == "cuda":
+        experts, is_split = 0, int(self._native.num_partitions) > 1 and self.comm.device.backend == "cuda"
+        if is_split:
             import torch
 
             present = torch.cuda.get_device_properties().multi_processor_count
             experts = max(1, present // self.comm.group.num_residents - exchange_blocks)
-        self.options["exchange_blocks"] = exchange_blocks if num_partitions > 1 else 0
+        self.options["exchange_blocks"] = exchange_blocks if is_split else 0
         self._overlap = Overlap(
             self.comm, self._native, self._launches, Split(self.grid, exchange_blocks, experts), stage_blocks
         )

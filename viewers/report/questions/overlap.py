@@ -10,7 +10,8 @@ from tracekern.viewers.report.question import Question
 
 _ASIDE = (
     "A stream is busy from the first record of a kernel to its last, so that waiting for other ranks inside it counts. "
-    "Beside: a kernel of another stream of the same rank ran at that time. Without set-up and the first iteration."
+    "Beside: a kernel of another stream of the same rank ran at that time. Set-up does not count, "
+    "nor, of several iterations, the first."
 )
 _ASIDE_OF_THREADS = (
     "Ranges are those of <code>tracekern.range()</code>, named by their first words. Beside: a range of another thread "
@@ -20,12 +21,22 @@ _ASIDE_OF_THREADS = (
 
 def draw(findings: Findings) -> Answer | None:
     streams, ranks = findings.overlap, findings.threads
-    parts = [describe_overlap(streams)] * bool(streams) + [describe_threads(ranks)] * bool(ranks)
-    if not parts:
+    told: list[str] = []
+    tables: list[str] = []
+    asides: list[str] = []
+    if streams:
+        told.append(describe_overlap(streams))
+        rows = [(one.rank, one.kernels, one.busy_ns, one.beside_ns) for one in streams]
+        tables.append(_table("kernels of a stream", rows))
+        asides.append(_ASIDE)
+    if ranks:
+        told.append(describe_threads(ranks))
+        rows = [(rank.rank, one.ranges, one.busy_ns, one.beside_ns) for rank in ranks for one in rank.threads]
+        tables.append(_table("ranges of a thread", rows))
+        asides.append(_ASIDE_OF_THREADS)
+    if not told:
         return None
-    tables = (_table(streams),) * bool(streams) + (_table_of_threads(ranks),) * bool(ranks)
-    aside = " ".join([_ASIDE] * bool(streams) + [_ASIDE_OF_THREADS] * bool(ranks))
-    return Answer(escape(sentence("; ".join(parts))), tables, aside)
+    return Answer(escape(sentence("; ".join(told))), tuple(tables), " ".join(asides))
 
 
 QUESTION = Question("overlap", "Overlap", "What ran side by side?", draw, order=45)
@@ -37,7 +48,7 @@ def describe_overlap(streams: tuple[StreamOverlap, ...]) -> str:
     for rank in sorted({stream.rank for stream in streams}):
         least = min((stream for stream in streams if stream.rank == rank), key=lambda stream: stream.busy_ns)
         share, whole = percent(least.beside_ns, least.busy_ns), duration(least.busy_ns)
-        parts.append(f"on rank {rank} {share} of {whole} of {' and '.join(least.kernels)} ran beside other kernels")
+        parts.append(f"on rank {rank} {' and '.join(least.kernels)} ran beside other kernels for {share} of {whole}")
     return "; ".join(parts)
 
 
@@ -50,30 +61,10 @@ def describe_threads(ranks: tuple[RankThreads, ...]) -> str:
     return f"ranges of several threads were open side by side for {', '.join(shares)}"
 
 
-def _table(streams: tuple[StreamOverlap, ...]) -> str:
+def _table(what: str, rows: list[tuple[int, tuple[str, ...], int, int]]) -> str:
+    """rows: (rank, names, busy ns, ns of that beside others)."""
     lines = [
-        [
-            f"rank {stream.rank}",
-            escape(", ".join(stream.kernels)),
-            duration(stream.busy_ns),
-            duration(stream.beside_ns),
-            percent(stream.beside_ns, stream.busy_ns),
-        ]
-        for stream in streams
+        [f"rank {rank}", escape(", ".join(names)), duration(busy), duration(beside), percent(beside, busy)]
+        for rank, names, busy, beside in rows
     ]
-    return table(["", "kernels of a stream", "busy", "beside others", "share"], lines, numbers=3)
-
-
-def _table_of_threads(ranks: tuple[RankThreads, ...]) -> str:
-    lines = [
-        [
-            f"rank {rank.rank}",
-            escape(", ".join(thread.ranges)),
-            duration(thread.busy_ns),
-            duration(thread.beside_ns),
-            percent(thread.beside_ns, thread.busy_ns),
-        ]
-        for rank in ranks
-        for thread in rank.threads
-    ]
-    return table(["", "ranges of a thread", "busy", "beside others", "share"], lines, numbers=3)
+    return table(["", what, "busy", "beside others", "share"], lines, numbers=3)
