@@ -43,6 +43,7 @@ $(LANES): LANE = -m "$(@:test-%=%) and not soak"
 soak: .venv/test .venv/extension
 	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers or hypothesis" --hypothesis-profile soak \
 	    --timeout 3600
+	$(BIN)/python -m pytest -n 2 --rehearse efa -m "not soak" tests/test_fabric*.py tests/test_weights.py
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_all.py

@@ -14,6 +14,7 @@ import kept_builds
 import pytest
 from lanes import pytest_collection_modifyitems  # noqa: F401 - a hook
 from rank_pool import RankPool
+from rehearsal import efa_rules, pytest_addoption, pytest_configure  # noqa: F401 - a fixture and hooks
 from warm_command import ONE_THREAD, warm_commands
 
 # Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.

@@ -19,6 +19,7 @@ NAMES = (
         "FABRIC_RUN",
         "GROUP_TIMEOUT_S",
         "KEEP_SEGMENT",
+        "LIBFABRIC",
         "MOE_CAPTURE",
         "MOE_RUN",
         "NUM_RESIDENTS",

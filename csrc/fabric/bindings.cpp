@@ -304,7 +304,6 @@ void bind_messages(py::class_<Engine, EngineHolder>& engine) {
                  auto at_once = engine.imms().expect(imm, count, call_back<>(reached));
                  if (at_once) engine.callbacks().put(std::move(*at_once));
              })
-        .def("shuffle", &Engine::shuffle, py::call_guard<py::gil_scoped_release>())
         .def("make_imm_counter", [](Engine& engine, uint32_t imm) { return engine.imms().make_counter(imm); })
         .def("remove_imm_count", [](Engine& engine, uint32_t imm) { return engine.imms().remove(imm); })
         .def("set_imm_callback", [](Engine& engine, const py::function& callback) {

@@ -38,7 +38,7 @@ struct DomainMemory {
 };
 
 struct WritePiece {
-    const char* src;
+    const char* src;  // nullptr: an immediate alone
     uint64_t bytes;
     void* local;  // DomainMemory::local of src
     fi_addr_t peer;
@@ -78,10 +78,12 @@ public:
         size_t size = sizeof(name);
         require(fi_getname(&endpoint_->fid, name, &size), "ask for the address");
         address_.bytes.assign(name, size);
+        nothing_ = register_memory(nothing_bytes_, sizeof(nothing_bytes_), kKeyOfNothing);
     }
     Domain(const Domain&) = delete;
     ~Domain() {
         close_endpoint();
+        close_memory(nothing_);
         const auto close = [](auto* object) {
             if (object) fi_close(&object->fid);
         };
@@ -99,6 +101,7 @@ public:
 
     const Net& net() const { return net_; }
     const DomainAddress& address() const { return address_; }
+    uint64_t max_write_bytes() const { return info_->ep_attr->max_msg_size; }
     bool has_socket_addresses() const {
         return info_->addr_format == FI_SOCKADDR_IN || info_->addr_format == FI_SOCKADDR_IN6;
     }
@@ -168,8 +171,9 @@ public:
 
     // Completes when the bytes are in the peer's memory: a local completion would prove nothing.
     int64_t post_write(const WritePiece& piece, Operation* operation) {
-        iovec src{const_cast<char*>(piece.src), piece.bytes};
-        void* local = piece.local;
+        // EFA wants memory that it knows also for no bytes.
+        iovec src{piece.src ? const_cast<char*>(piece.src) : nothing_bytes_, piece.bytes};
+        void* local = piece.src ? piece.local : nothing_.local;
         fi_rma_iov dst{piece.remote, piece.bytes, piece.key};
         fi_msg_rma message{};
         message.msg_iov = &src;
@@ -237,6 +241,8 @@ private:
         return 1;
     }
 
+    static constexpr uint64_t kKeyOfNothing = 0;  // regions of users count from 1
+
     const FabricLibrary& library_;
     const Net net_;
     fi_info* info_ = nullptr;
@@ -247,6 +253,8 @@ private:
     fid_ep* endpoint_ = nullptr;
     int descriptor_ = -1;
     DomainAddress address_;
+    char nothing_bytes_[8] = {};
+    DomainMemory nothing_;                               // what an immediate alone is sent from
     std::unordered_map<std::string, fi_addr_t> places_;  // of peers, by address
     std::set<fi_addr_t> one_way_;
 };

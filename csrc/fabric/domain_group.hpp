@@ -26,7 +26,6 @@
 #include "fabric/peers.hpp"
 #include "fabric/queue.hpp"
 #include "fabric/revocations.hpp"
-#include "fabric/shuffle.hpp"
 #include "fabric/transfer_queue.hpp"
 #include "fabric/turns.hpp"
 #include "fabric/user_messages.hpp"
@@ -76,6 +75,7 @@ public:
     }
 
     const std::vector<DomainAddress>& addresses() const { return addresses_; }
+    uint64_t max_write_bytes() const { return max_write_bytes_; }
 
     // ---- any thread ----
 
@@ -145,9 +145,6 @@ public:
     }
     void on_peer(OnPeer on_peer) {
         call([&] { on_peer_ = std::move(on_peer); });
-    }
-    void shuffle(uint32_t seed) {
-        call([&] { shuffle_.emplace(seed); });
     }
 
 private:
@@ -232,7 +229,6 @@ private:
         transfers_.reset();
         messages_.reset();
         mailbox_.reset();
-        shuffle_.reset();
         on_peer_ = {};
     }
 
@@ -310,6 +306,7 @@ private:
         for (const Net& net : nets_) {
             domains_.push_back(std::make_unique<Domain>(library_, net));
             addresses_.push_back(domains_.back()->address());
+            max_write_bytes_ = std::min(max_write_bytes_, domains_.back()->max_write_bytes());
         }
         for (const auto& domain : domains_) descriptors_.push_back(domain->descriptor());
         if (std::count(descriptors_.begin(), descriptors_.end(), -1)) descriptors_.clear();
@@ -369,17 +366,10 @@ private:
     }
 
     bool poll(uint32_t domain) {
-        const auto on_imm = [&](uint32_t imm, fi_addr_t source) {
-            if (!shuffle_) return count(domain, imm, source);
-            shuffle_->hold([=, this] { count(domain, imm, source); });
-        };
-        const auto on_done = [&](Operation* operation, uint64_t bytes) {
-            if (!shuffle_) return take(operation, bytes, "");
-            shuffle_->hold([=, this] { take(operation, bytes, ""); });
-        };
+        const auto on_imm = [&](uint32_t imm, fi_addr_t source) { count(domain, imm, source); };
+        const auto on_done = [&](Operation* operation, uint64_t bytes) { take(operation, bytes, ""); };
         const auto on_error = [&](Operation* operation, const std::string& error) { take(operation, 0, error); };
-        const bool is_busy = domains_[domain]->poll(on_imm, on_done, on_error) != 0;
-        return (shuffle_ && shuffle_->release()) || is_busy;
+        return domains_[domain]->poll(on_imm, on_done, on_error) != 0;
     }
     void count(uint32_t domain, uint32_t imm, fi_addr_t source) {
         const uint64_t at = trace_.now();
@@ -412,9 +402,10 @@ private:
     Queue<std::function<void()>> requests_;
     std::atomic<bool> is_stopping_ = false, is_recording_ = false;
 
-    // Of the thread that does the turn, but for addresses_, which stay as they are.
-    WorkerTrace trace_;
+    // Of the thread that does the turn, but for the first two, which stay as they are.
     std::vector<DomainAddress> addresses_;
+    uint64_t max_write_bytes_ = ~uint64_t{0};
+    WorkerTrace trace_;
     std::unique_ptr<Mailbox> mailbox_;  // its buffers outlive the endpoints
     std::vector<std::unique_ptr<Domain>> domains_;
     std::unique_ptr<UserMessages> messages_;
@@ -423,7 +414,6 @@ private:
     std::unique_ptr<Revocations> revocations_;
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;  // that are open
     OnPeer on_peer_;
-    std::optional<Shuffle> shuffle_;
     std::vector<int> descriptors_;  // one a domain that tells when something has come; none if one cannot
     bool is_over_ = false;
     std::string broken_;  // why; all is closed then

@@ -247,9 +247,6 @@ public:
 
     void on_peer(OnPeer on_peer) { running().on_peer(std::move(on_peer)); }
 
-    // For tests: see shuffle.hpp.
-    void shuffle(uint32_t seed) { running().shuffle(seed); }
-
     ImmCounters& imms() {
         check_process();
         return *imms_;
@@ -419,6 +416,7 @@ private:
             return number;
         }
         auto transfer = std::make_shared<Transfer>();
+        transfer->num_before_imms = cut_to(group.max_write_bytes(), imm.has_value(), pieces);
         transfer->src = std::move(src);
         transfer->targets = std::move(targets);
         transfer->pieces = std::move(pieces);

@@ -103,4 +103,23 @@ inline std::vector<TransferPiece> cut_scatter(const std::vector<ScatterSlice>& s
     return pieces;
 }
 
+// Cuts writes that are longer than `most`. Returns how many of the pieces are to arrive first: with an immediate the
+// last part of each write, which has it, comes after all others.
+inline size_t cut_to(uint64_t most, bool has_imm, std::vector<TransferPiece>& pieces) {
+    const auto is_long = [most](const TransferPiece& piece) { return piece.bytes > most; };
+    if (std::none_of(pieces.begin(), pieces.end(), is_long)) return 0;
+    std::vector<TransferPiece> first, last;
+    for (TransferPiece piece : pieces) {
+        for (; is_long(piece); piece.src += most, piece.dst += most, piece.bytes -= most) {
+            first.push_back(piece);
+            first.back().bytes = most;
+        }
+        last.push_back(piece);
+    }
+    pieces = std::move(first);
+    const size_t num_first = pieces.size();
+    pieces.insert(pieces.end(), last.begin(), last.end());
+    return has_imm ? num_first : 0;
+}
+
 }  // namespace tracekern

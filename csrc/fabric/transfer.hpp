@@ -64,7 +64,10 @@ struct Transfer {
     std::shared_ptr<MemoryRegion> src;  // none where nothing is read
     std::shared_ptr<Targets> targets;
     std::vector<TransferPiece> pieces;
-    std::optional<uint32_t> imm;  // with each piece
+    // With each piece but the first so many: those are of writes that were too long for a provider, and the pieces with
+    // their immediates are posted once these have arrived. Nothing orders writes.
+    std::optional<uint32_t> imm;
+    size_t num_before_imms = 0;
     OnDone on_done;
     uint64_t number = 0;     // of the engine, counted from 1
     TimePoint until;         // then it is stalled
@@ -79,6 +82,9 @@ struct Transfer {
 
     // Posting it takes no longer than handing it to another thread.
     bool is_short() const { return pieces.size() == 1 && pieces[0].bytes <= 4096; }
+    bool has_imm(size_t piece) const { return imm && piece >= num_before_imms; }
+    // What it has to post next must wait for what it has posted.
+    bool is_waiting() const { return num_posted == num_before_imms && num_arrived < num_before_imms; }
     bool has_more() const { return num_posted < pieces.size() && result.outcome == Outcome::done; }
     bool is_over() const { return num_ended == num_posted && !has_more(); }
     std::string progress() const {

@@ -73,7 +73,8 @@ public:
         ++transfer.num_ended;
         if (error.empty()) {
             peer.is_heard = true;
-            peer.num_confirmed_imms += transfer.imm.has_value();
+            peer.num_confirmed_imms +=
+                transfer.has_imm(transfer.num_arrived);  // none is posted before the others arrived
             ++transfer.num_arrived;
         } else {
             peer.is_suspect = true;
@@ -159,12 +160,13 @@ private:
 
     // Posts the next write of a transfer; false: no room now, or none is left.
     bool post_one(const std::shared_ptr<Transfer>& transfer) {
-        if (!transfer->has_more()) return false;
+        if (!transfer->has_more() || transfer->is_waiting()) return false;
         const TransferPiece& piece = transfer->pieces[transfer->num_posted];
         Peer& peer = *transfer->targets->peers[piece.target];
         if (under_way_[piece.domain] == kWindow || peer.num_under_way >= kPeerWindow * domains_.size()) return false;
         const auto& way = transfer->targets->ways[piece.target * domains_.size() + piece.domain];
         const MemoryRegion* src = transfer->src.get();
+        const bool has_imm = transfer->has_imm(transfer->num_posted);
         Operation* operation = take_operation();
         operation->owner = transfer.get();
         operation->index = piece.domain;
@@ -175,7 +177,7 @@ private:
                                way.at,
                                way.base + piece.dst,
                                way.key,
-                               transfer->imm.has_value(),
+                               has_imm,
                                transfer->imm.value_or(0)};
         const uint64_t at = trace_.now();
         const int64_t result = domains_[piece.domain]->post_write(write, operation);
@@ -202,10 +204,11 @@ private:
         if (transfer.num_posted == 0) trace_.end(EngineTrack::transfers, transfer.queued, at);
         constexpr uint64_t kMost = ~uint32_t{0};
         const uint32_t peer = transfer.targets->peers[piece.target]->number;
-        operation.write = transfer.imm ? trace_.begin_write<TransferEvent::write_imm>(
-                                             piece.domain, at, transfer.number, peer, *transfer.imm)
-                                       : trace_.begin_write<TransferEvent::write>(
-                                             piece.domain, at, transfer.number, peer, std::min(piece.bytes, kMost));
+        operation.write =
+            transfer.has_imm(transfer.num_posted)
+                ? trace_.begin_write<TransferEvent::write_imm>(piece.domain, at, transfer.number, peer, *transfer.imm)
+                : trace_.begin_write<TransferEvent::write>(
+                      piece.domain, at, transfer.number, peer, std::min(piece.bytes, kMost));
     }
 
     static std::string name_of(const Targets& targets) {

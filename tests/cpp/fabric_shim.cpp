@@ -1,15 +1,9 @@
 // A libfabric in front of the real one, which is named by SHIM_LIBRARY: its completion queues fail, or lose what came,
 // when a test says so.
-#include <dlfcn.h>
-#include <rdma/fabric.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_eq.h>
-#include <rdma/fi_errno.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
+
+#include "fabric_in_front.hpp"
 
 extern "C" {
 std::atomic<int> shim_is_broken = 0;  // every queue
@@ -18,22 +12,10 @@ std::atomic<int> shim_num_lost = 0;   // arrivals that are not told
 
 namespace {
 
-template <class Function>
-Function real(Function, const char* name) {
-    static void* library = dlopen(getenv("SHIM_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    return reinterpret_cast<Function>(dlsym(library, name));
-}
-
-// The provider's own table of functions, with one of them replaced: all objects of a provider share the table.
-template <class Table>
-Table* copy(Table* table) {
-    auto* copied = static_cast<Table*>(malloc(table->size));
-    return static_cast<Table*>(memcpy(copied, table, table->size));
-}
+using namespace in_front;
 
 decltype(fi_ops_cq::readfrom) real_readfrom;
 decltype(fi_ops_domain::cq_open) real_cq_open;
-decltype(fi_ops_fabric::domain) real_domain;
 
 ssize_t readfrom(fid_cq* queue, void* into, size_t count, fi_addr_t* sources) {
     if (shim_is_broken) return -FI_EIO;
@@ -59,7 +41,10 @@ int cq_open(fid_domain* domain, fi_cq_attr* attributes, fid_cq** queue, void* co
     (*queue)->ops->readfrom = readfrom;
     return 0;
 }
-int open_domain(fid_fabric* fabric, fi_info* info, fid_domain** domain, void* context) {
+
+}  // namespace
+
+int in_front::open_domain(fid_fabric* fabric, fi_info* info, fid_domain** domain, void* context) {
     const int result = real_domain(fabric, info, domain, context);
     if (result != 0) return result;
     real_cq_open = (*domain)->ops->cq_open;
@@ -68,31 +53,7 @@ int open_domain(fid_fabric* fabric, fi_info* info, fid_domain** domain, void* co
     return 0;
 }
 
-}  // namespace
-
-extern "C" {
-int fi_getinfo(
+extern "C" int fi_getinfo(
     uint32_t version, const char* node, const char* service, uint64_t flags, const fi_info* hints, fi_info** info) {
-    return real(&fi_getinfo, "fi_getinfo")(version, node, service, flags, hints, info);
-}
-void fi_freeinfo(fi_info* info) {
-    real(&fi_freeinfo, "fi_freeinfo")(info);
-}
-fi_info* fi_dupinfo(const fi_info* info) {
-    return real(&fi_dupinfo, "fi_dupinfo")(info);
-}
-const char* fi_strerror(int code) {
-    return real(&fi_strerror, "fi_strerror")(code);
-}
-uint32_t fi_version(void) {
-    return real(&fi_version, "fi_version")();
-}
-int fi_fabric(fi_fabric_attr* attributes, fid_fabric** fabric, void* context) {
-    const int result = real(&fi_fabric, "fi_fabric")(attributes, fabric, context);
-    if (result != 0) return result;
-    real_domain = (*fabric)->ops->domain;
-    (*fabric)->ops = copy((*fabric)->ops);
-    (*fabric)->ops->domain = open_domain;
-    return 0;
-}
+    return in_front::real(&fi_getinfo, "fi_getinfo")(version, node, service, flags, hints, info);
 }

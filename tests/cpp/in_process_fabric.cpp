@@ -24,6 +24,7 @@ using namespace in_process;
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 constexpr char kProvider[] = "in_process";
+constexpr size_t kMaxWriteBytes = 5000;  // small, so that engines have to cut
 
 // ---- endpoints ----
 
@@ -302,6 +303,7 @@ int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const fi_info* hint
     fi_info* info = *found = fi_dupinfo(nullptr);
     info->domain_attr->name = copy_text(hints->domain_attr->name);
     info->domain_attr->mr_mode = FI_MR_PROV_KEY;
+    info->ep_attr->max_msg_size = kMaxWriteBytes;
     info->fabric_attr->prov_name = copy_text(kProvider);
     return 0;
 }

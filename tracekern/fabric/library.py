@@ -9,6 +9,8 @@ from typing import Any
 
 from tracekern.errors import NotBuilt
 
+_NAMED = "TRACEKERN_LIBFABRIC"
+"""The variable that names another libfabric.so.1, such as that of an EFA installation."""
 _MPICH = "mpich"
 """The package of PyPI whose wheel has a libfabric with all software providers."""
 _LIBRARY, _PROVIDERS = "libfabric.so.1", "libfabric"
@@ -22,10 +24,12 @@ def native() -> Any:
 
 
 def find_library() -> str:
-    """Returns the path of libfabric.so.1 from PyPI's mpich; "" for that of the system.
+    """Returns the path of libfabric.so.1: TRACEKERN_LIBFABRIC, or that of PyPI's mpich; "" for the system's.
 
-    Sets FI_PROVIDER_PATH for the former, whose own default is a folder that is not there, unless it is set.
+    Sets FI_PROVIDER_PATH for mpich's, whose own default is a folder that is not there, unless it is set.
     """
+    if named := os.environ.get(_NAMED):
+        return named
     try:
         files = importlib.metadata.files(_MPICH) or []
     except importlib.metadata.PackageNotFoundError:
@@ -44,5 +48,7 @@ def require_library() -> str:
     try:
         native().library_version(library)
     except RuntimeError as error:
+        if library and library == os.environ.get(_NAMED):
+            raise NotBuilt(f"{_NAMED}: {error}; set it to the path of a libfabric.so.1, or unset it") from None
         raise NotBuilt(f"{error}; install it: pip install mpich==5.0.2, or Debian's libfabric1") from None
     return library
