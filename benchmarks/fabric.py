@@ -1,13 +1,13 @@
-"""The transfer engine against libfabric alone, on this host: what the engine costs.
+"""The transfer engine against libfabric alone, on this host: what the engine costs. With --nixl also against NIXL.
 
-    python benchmarks/fabric.py [--pairs 7] [--providers tcp shm]
+    python benchmarks/fabric.py [--pairs 7] [--providers tcp shm] [--rehearse efa] [--nixl FOLDER]
 
 Two processes, each pinned to a core of its own, write through 64 MiB of memory. fabric_raw.cpp posts and polls in one
 thread; fabric_engine.cpp does the same through csrc/fabric, and once more while it records. All ask for
 FI_DELIVERY_COMPLETE, keep as many writes under way, and have one thread that polls. They take turns: a ratio is of runs
 that follow each other, and what stands in the table is the median of these ratios, with the smallest and the largest;
 beside it the best runs. Absolute figures are of a machine that others may use; the copies inside one process, at the
-end, say how quiet it was.
+end, say how quiet it was. --rehearse efa adds rows of the engine on a tcp with EFA's rules (tests/cpp/efa_rules.cpp).
 """
 
 from __future__ import annotations
@@ -25,11 +25,44 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import fabric_nixl
 from harness import ROOT, Table, write_results
 
 KiB, MiB = 1 << 10, 1 << 20
 SOURCES = {"tcp": "127.0.0.1", "shm": ""}
 LIMIT_S = 120
+REHEARSED = ("efa",)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the programs run on: a provider, or tcp in its place, with a library that gives it the provider's rules."""
+
+    name: str
+    provider: str
+    library: str
+    status: str = "run"
+    real_library: str = ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"provider": self.name, "status": self.status, "cores": os.cpu_count()}
+
+
+def find_networks(providers: list[str], rehearse: list[str]) -> list[Network]:
+    """Raises NotBuilt where there is no libfabric."""
+    from tracekern.fabric.library import require_library
+
+    library = require_library()
+    networks = [Network(name, name, library, real_library=library) for name in providers]
+    for name in rehearse:
+        import rehearsal
+
+        variables = rehearsal.variables(name)
+        os.environ["SHIM_LIBRARY"] = variables["SHIM_LIBRARY"]
+        networks.append(Network(name, "tcp", variables["TRACEKERN_LIBFABRIC"], "rehearsed", library))
+    return networks
 
 
 @dataclass(frozen=True)
@@ -60,15 +93,18 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--providers", nargs="+", default=list(SOURCES))
     parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES], help="names of rows")
+    parser.add_argument("--rehearse", nargs="+", default=[], choices=REHEARSED, help="providers that are not here")
+    parser.add_argument("--nixl", default="", help=f"where NIXL is: {fabric_nixl.HOW}")
     options = parser.parse_args()
     from tracekern.errors import NotBuilt
-    from tracekern.fabric.library import native, require_library
+    from tracekern.fabric.library import native
 
     try:
-        library = require_library()
+        networks = find_networks(options.providers, options.rehearse)
     except NotBuilt as error:
         print(f"fabric: {error}", file=sys.stderr)
         return 2
+    nixl = fabric_nixl.measure(options.nixl, options.pairs)
     with tempfile.TemporaryDirectory() as folder:
         programs = {
             "raw": compile_program(Path(folder), "raw"),
@@ -76,13 +112,14 @@ def main() -> int:
             "traced": compile_program(Path(folder), "engine", "-DTRACED"),
         }
         rows, copies = [], []
-        for provider in options.providers:
+        for network in networks:
             for case in (case for case in CASES if case.name in options.cases):
-                rows.append(measure(programs, library, provider, case, options.pairs))
-                copies.append(run(programs["raw"], library, provider, COPY))
+                rows.append(measure(programs, network, case, options.pairs))
+                copies.append(run(programs["raw"], network, COPY))
     print_table(rows, copies)
-    about = {"libfabric": native().library_version(library), "pairs": options.pairs}
-    write_results("fabric", {**about, "rows": rows, "memcpy_gb_per_s": copies})
+    fabric_nixl.print_table(nixl)
+    about = {"libfabric": native().library_version(networks[0].real_library), "pairs": options.pairs}
+    write_results("fabric", {**about, "rows": rows, "nixl": nixl, "memcpy_gb_per_s": copies})
     return 0
 
 
@@ -94,27 +131,30 @@ def compile_program(folder: Path, name: str, *options: str) -> list[str]:
     return [program]
 
 
-def run(program: list[str], library: str, provider: str, case: Case) -> float:
-    arguments = [library, provider, SOURCES.get(provider, ""), case.shape, case.bytes, case.count, case.window]
+def run(program: list[str], network: Network, case: Case) -> float:
+    """Returns the program's figure. libfabric alone keeps no other provider's rules, and runs without them."""
+    library = network.real_library if "raw" in program[0] else network.library
+    source = SOURCES.get(network.provider, "")
+    arguments = [library, network.provider, source, case.shape, case.bytes, case.count, case.window]
     command = [*program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode != 0:
-        raise SystemExit(f"fabric: {case.name} over {provider}: {done.stderr.strip()}; run it again")
+        raise SystemExit(f"fabric: {case.name} over {network.name}: {done.stderr.strip()}; run it again")
     return float(json.loads(done.stdout)[case.unit])
 
 
-def measure(programs: dict[str, list[str]], library: str, provider: str, case: Case, pairs: int) -> dict[str, Any]:
+def measure(programs: dict[str, list[str]], network: Network, case: Case, pairs: int) -> dict[str, Any]:
     """Runs raw, the engine, and the engine that records, by turns, in alternate order."""
     found: dict[str, list[float]] = {name: [] for name in programs}
     for pair in range(pairs):
         for name in sorted(programs, reverse=pair % 2 == 0):
-            found[name].append(run(programs[name], library, provider, case))
+            found[name].append(run(programs[name], network, case))
     ratios = [engine / raw for engine, raw in zip(found["engine"], found["raw"], strict=True)]
     ratio = statistics.median(ratios)
     best = min if case.unit == "p50_us" else max
     traced = [traced / engine for traced, engine in zip(found["traced"], found["engine"], strict=True)]
     return {
-        "provider": provider,
+        **network.about,
         "case": case.name,
         "unit": case.unit,
         **found,
@@ -129,12 +169,25 @@ def measure(programs: dict[str, list[str]], library: str, provider: str, case: C
 
 
 def print_table(rows: list[dict[str, Any]], copies: list[float]) -> None:
-    columns = ["provider", "case", "raw", "engine", "engine / raw", "least..most", "best / best", "goal", "", "traced"]
+    columns = [
+        "provider",
+        "",
+        "case",
+        "raw",
+        "engine",
+        "engine / raw",
+        "least..most",
+        "best / best",
+        "goal",
+        "",
+        "traced",
+    ]
     table = Table(f"engine and raw libfabric, interleaved, on {os.cpu_count()} cores", columns)
     for row in rows:
         unit = "us" if row["unit"] == "p50_us" else "GB/s"
         table.add(
             row["provider"],
+            row["status"],
             row["case"],
             f"{statistics.median(row['raw']):.2f} {unit}",
             f"{statistics.median(row['engine']):.2f} {unit}",
