@@ -2,13 +2,14 @@
 
 A request is one write, or one of 256 pages, with a notification (NIXL) or an immediate a write (the engine). What is
 timed is one request at a time, from the call that posts it until the sender is told that it is done; what NIXL can
-prepare, its lists of descriptors and the request itself, is prepared. Each system runs in two processes of its own,
-which have the same cores; the systems take turns, and NIXL runs with its progress thread and without it. The receiver
-gets every notification, and compares the bytes of every case.
+prepare, its lists of descriptors and the request itself, is prepared. Each system runs in two processes of its own, on
+the same two cores; the systems take turns, and NIXL runs with its progress thread and without it. The receiver gets
+every notification, and compares the bytes of every case.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -108,7 +109,7 @@ class EngineSide:
 
 class NixlSide:
     def __init__(self, memory: np.ndarray, has_thread: bool) -> None:
-        os.environ["UCX_TLS"] = "tcp"
+        os.environ["UCX_TLS"] = "tcp,cuda_copy"  # the latter for NIXL, which refuses to start without it beside a GPU
         from nixl_cu12._api import nixl_agent, nixl_agent_config
 
         self.has_thread = has_thread
@@ -158,8 +159,7 @@ def make_side(system: str, memory: np.ndarray) -> Side:
 def be_side(system: str, is_source: bool, nixl: str, requests: tuple[Request, ...], other: Connection) -> None:
     """One of two processes. The source sends the seconds of all turns to `other` at the end, the target to nobody."""
     cores = sorted(os.sched_getaffinity(0))
-    share = 2 if len(cores) >= 4 else 1
-    os.sched_setaffinity(0, cores[:share] if is_source else cores[share : 2 * share] or cores)
+    os.sched_setaffinity(0, {cores[0 if is_source else -1]})
     sys.path.append(nixl)
     memory = np.zeros(MEMORY_BYTES, np.uint8)
     side = make_side(system, memory)
@@ -193,6 +193,8 @@ def run_system(system: str, nixl: str, requests: tuple[Request, ...]) -> list[fl
     sides = [context.Process(target=be_side, args=(system, i == 0, nixl, requests, there[i])) for i in range(2)]
     for side in sides:
         side.start()
+    for end in there:
+        end.close()
     try:
         return pass_on(here, system, requests)
     finally:
@@ -205,11 +207,10 @@ def pass_on(pipes: tuple[Connection, Connection], system: str, requests: tuple[R
     """Stands between both sides."""
 
     def take(side: int) -> Any:
-        if not pipes[side].poll(LIMIT_S):
-            raise SystemExit(
-                f"fabric_nixl: nothing was heard from {system}'s {('source', 'target')[side]}; run it again"
-            )
-        return pipes[side].recv()
+        if pipes[side].poll(LIMIT_S):
+            with contextlib.suppress(EOFError):  # it has ended
+                return pipes[side].recv()
+        raise SystemExit(f"fabric_nixl: nothing was heard from {system}'s {('source', 'target')[side]}; run it again")
 
     described = take(0), take(1)
     pipes[0].send(described[1])

@@ -7,6 +7,7 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -19,14 +20,18 @@
 
 namespace tracekern {
 
+// Pieces that can be written as one, with one confirmation.
+constexpr uint32_t kMostPieces = 4;
+
 // What the provider calls back with; the first 64 bytes are the provider's while the operation is under way.
 struct Operation {
     fi_context2 context;
     void* owner;      // the transfer that it is part of
     uint64_t index;   // its domain; of a message its buffer
     uint32_t target;  // of the transfer
+    uint32_t num_pieces;
     Operation* next;  // in the pool
-    RecordedSpan write;
+    RecordedSpan writes[kMostPieces];
 };
 
 // Memory as one domain knows it.
@@ -37,13 +42,13 @@ struct DomainMemory {
     uint64_t base = 0;
 };
 
-struct WritePiece {
-    const char* src;  // nullptr: an immediate alone
-    uint64_t bytes;
-    void* local;  // DomainMemory::local of src
+// From one region to another; raises the immediate once for each piece, after the bytes of all.
+struct Write {
     fi_addr_t peer;
-    uint64_t remote;  // address
-    uint64_t key;
+    uint32_t num_pieces;
+    iovec src[kMostPieces];  // iov_base nullptr: an immediate alone
+    void* local;             // DomainMemory::local of src
+    fi_rma_iov dst[kMostPieces];
     bool has_imm;
     uint32_t imm;
 };
@@ -101,7 +106,16 @@ public:
 
     const Net& net() const { return net_; }
     const DomainAddress& address() const { return address_; }
-    uint64_t max_write_bytes() const { return info_->ep_attr->max_msg_size; }
+    uint64_t max_write_bytes() const {
+        const uint64_t most = info_->ep_attr->max_msg_size;
+        return net_.provider == "tcp" ? std::min(most, kMaxWriteBytesOfTcp) : most;
+    }
+    // How many more pieces than one an immediate is for stands beside it, where a provider has 8 bytes for both.
+    uint32_t max_pieces() const {
+        if (info_->domain_attr->cq_data_size < sizeof(uint64_t)) return 1;
+        const size_t most = std::min(info_->tx_attr->iov_limit, info_->tx_attr->rma_iov_limit);
+        return static_cast<uint32_t>(std::clamp<size_t>(most, 1, kMostPieces));
+    }
     bool has_socket_addresses() const {
         return info_->addr_format == FI_SOCKADDR_IN || info_->addr_format == FI_SOCKADDR_IN6;
     }
@@ -170,21 +184,22 @@ public:
     // ---- posting: 0, -FI_EAGAIN for later, or another error ----
 
     // Completes when the bytes are in the peer's memory: a local completion would prove nothing.
-    int64_t post_write(const WritePiece& piece, Operation* operation) {
+    int64_t post_write(const Write& write, Operation* operation) {
         // EFA wants memory that it knows also for no bytes.
-        iovec src{piece.src ? const_cast<char*>(piece.src) : nothing_bytes_, piece.bytes};
-        void* local = piece.src ? piece.local : nothing_.local;
-        fi_rma_iov dst{piece.remote, piece.bytes, piece.key};
+        const bool is_nothing = !write.src[0].iov_base;
+        const iovec nothing{nothing_bytes_, 0};
+        void* local[kMostPieces];
+        std::fill_n(local, write.num_pieces, is_nothing ? nothing_.local : write.local);
         fi_msg_rma message{};
-        message.msg_iov = &src;
-        message.desc = &local;
-        message.iov_count = 1;
-        message.addr = piece.peer;
-        message.rma_iov = &dst;
-        message.rma_iov_count = 1;
+        message.msg_iov = is_nothing ? &nothing : write.src;
+        message.desc = local;
+        message.iov_count = write.num_pieces;
+        message.addr = write.peer;
+        message.rma_iov = write.dst;
+        message.rma_iov_count = write.num_pieces;
         message.context = &operation->context;
-        message.data = piece.imm;
-        const uint64_t imm_flag = piece.has_imm ? FI_REMOTE_CQ_DATA : 0;
+        message.data = write.imm | uint64_t{write.num_pieces - 1} << 32;
+        const uint64_t imm_flag = write.has_imm ? FI_REMOTE_CQ_DATA : 0;
         return fi_writemsg(endpoint_, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE | imm_flag);
     }
     int64_t post_send(const void* at, uint64_t bytes, void* local, fi_addr_t peer, Operation* operation) {
@@ -209,7 +224,8 @@ public:
             const fi_cq_data_entry& entry = entries[i];
             // A local completion of a write is none, whatever else it is flagged as.
             if (entry.flags & FI_REMOTE_CQ_DATA && !(entry.flags & FI_WRITE)) {
-                on_imm(static_cast<uint32_t>(entry.data), sources[i]);
+                const uint64_t more = entry.data >> 32 & (kMostPieces - 1);
+                for (uint64_t piece = 0; piece <= more; ++piece) on_imm(static_cast<uint32_t>(entry.data), sources[i]);
             } else {
                 on_done(reinterpret_cast<Operation*>(entry.op_context), entry.len);
             }
@@ -242,6 +258,9 @@ private:
     }
 
     static constexpr uint64_t kKeyOfNothing = 0;  // regions of users count from 1
+    // Of longer ones the sender's copy into the socket and the receiver's out of it overlap less: 32 MiB took half as
+    // long again (benchmarks/fabric.py).
+    static constexpr uint64_t kMaxWriteBytesOfTcp = 1 << 20;
 
     const FabricLibrary& library_;
     const Net net_;

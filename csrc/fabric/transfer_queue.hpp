@@ -66,16 +66,20 @@ public:
     void take(Operation* operation, const std::string& error) {
         Transfer& transfer = *static_cast<Transfer*>(operation->owner);
         Peer& peer = *transfer.targets->peers[operation->target];
-        trace_.end_write(static_cast<uint32_t>(operation->index), operation->write, trace_.now());
+        const uint32_t count = operation->num_pieces;
+        const uint64_t at = trace_.now();
+        for (uint32_t i = 0; i < count; ++i) {
+            trace_.end_write(static_cast<uint32_t>(operation->index), operation->writes[i], at);
+        }
         if (!transfer.is_reported) leave_window(operation->index);
         give_back(operation);
         --peer.num_under_way;
-        ++transfer.num_ended;
+        transfer.num_ended += count;
         if (error.empty()) {
             peer.is_heard = true;
-            peer.num_confirmed_imms +=
-                transfer.has_imm(transfer.num_arrived);  // none is posted before the others arrived
-            ++transfer.num_arrived;
+            // No piece with an immediate is posted before those without have arrived.
+            if (transfer.has_imm(transfer.num_arrived)) peer.num_confirmed_imms += count;
+            transfer.num_arrived += count;
         } else {
             peer.is_suspect = true;
             fail(transfer, {Outcome::failed, "write to " + peer.name + ": " + error});
@@ -157,6 +161,7 @@ private:
     static constexpr uint32_t kWindow = 256;  // writes under way in a domain
     // Of them to one peer: one that is stopped leaves room for the others.
     static constexpr uint32_t kPeerWindow = kWindow - 64;
+    static constexpr uint64_t kTogether = 256 << 10;  // bytes of pieces that are written as one
 
     // Posts the next write of a transfer; false: no room now, or none is left.
     bool post_one(const std::shared_ptr<Transfer>& transfer) {
@@ -164,21 +169,12 @@ private:
         const TransferPiece& piece = transfer->pieces[transfer->num_posted];
         Peer& peer = *transfer->targets->peers[piece.target];
         if (under_way_[piece.domain] == kWindow || peer.num_under_way >= kPeerWindow * domains_.size()) return false;
-        const auto& way = transfer->targets->ways[piece.target * domains_.size() + piece.domain];
-        const MemoryRegion* src = transfer->src.get();
-        const bool has_imm = transfer->has_imm(transfer->num_posted);
+        const Write write = next_write(*transfer);
         Operation* operation = take_operation();
         operation->owner = transfer.get();
         operation->index = piece.domain;
         operation->target = piece.target;
-        const WritePiece write{src ? src->at + piece.src : nullptr,
-                               piece.bytes,
-                               src ? src->ways[piece.domain].local : nullptr,
-                               way.at,
-                               way.base + piece.dst,
-                               way.key,
-                               has_imm,
-                               transfer->imm.value_or(0)};
+        operation->num_pieces = write.num_pieces;
         const uint64_t at = trace_.now();
         const int64_t result = domains_[piece.domain]->post_write(write, operation);
         if (result != 0) {
@@ -192,23 +188,59 @@ private:
             end_if_over(*transfer);
             return false;
         }
-        if (trace_.is_on()) record_post(*transfer, piece, *operation, at);
-        ++transfer->num_posted;
+        if (trace_.is_on()) record_post(*transfer, *operation, at);
+        transfer->num_posted += write.num_pieces;
         ++peer.num_under_way;
         ++under_way_[piece.domain];
         ++num_under_way_;
         return true;
     }
 
-    void record_post(Transfer& transfer, const TransferPiece& piece, Operation& operation, uint64_t at) {
+    Write next_write(const Transfer& transfer) const {
+        const TransferPiece* pieces = &transfer.pieces[transfer.num_posted];
+        const auto& way = transfer.targets->ways[pieces->target * domains_.size() + pieces->domain];
+        const MemoryRegion* src = transfer.src.get();
+        Write write{};
+        write.peer = way.at;
+        write.num_pieces = count_together(transfer);
+        for (uint32_t i = 0; i < write.num_pieces; ++i) {
+            write.src[i] = {src ? src->at + pieces[i].src : nullptr, pieces[i].bytes};
+            write.dst[i] = {way.base + pieces[i].dst, pieces[i].bytes, way.key};
+        }
+        write.local = src ? src->ways[pieces->domain].local : nullptr;
+        write.has_imm = transfer.has_imm(transfer.num_posted);
+        write.imm = transfer.imm.value_or(0);
+        return write;
+    }
+    // Of the pieces to be posted next: short ones to one peer through one domain. A confirmation costs more than they
+    // do.
+    uint32_t count_together(const Transfer& transfer) const {
+        const auto first = transfer.pieces.begin() + static_cast<ptrdiff_t>(transfer.num_posted);
+        const bool is_before_imms = transfer.num_posted < transfer.num_before_imms;
+        const size_t end = is_before_imms ? transfer.num_before_imms : transfer.pieces.size();
+        const size_t most = std::min<size_t>(domains_[first->domain]->max_pieces(), end - transfer.num_posted);
+        uint64_t bytes = first->bytes;
+        uint32_t count = 1;
+        for (; count < most; ++count) {
+            const TransferPiece& next = first[count];
+            bytes += next.bytes;
+            if (next.target != first->target || next.domain != first->domain || bytes > kTogether) break;
+        }
+        return count;
+    }
+
+    void record_post(Transfer& transfer, Operation& operation, uint64_t at) {
         if (transfer.num_posted == 0) trace_.end(EngineTrack::transfers, transfer.queued, at);
         constexpr uint64_t kMost = ~uint32_t{0};
-        const uint32_t peer = transfer.targets->peers[piece.target]->number;
-        operation.write =
-            transfer.has_imm(transfer.num_posted)
-                ? trace_.begin_write<TransferEvent::write_imm>(piece.domain, at, transfer.number, peer, *transfer.imm)
-                : trace_.begin_write<TransferEvent::write>(
-                      piece.domain, at, transfer.number, peer, std::min(piece.bytes, kMost));
+        const auto domain = static_cast<uint32_t>(operation.index);
+        const uint32_t peer = transfer.targets->peers[operation.target]->number;
+        for (uint32_t i = 0; i < operation.num_pieces; ++i) {
+            const uint64_t bytes = std::min(transfer.pieces[transfer.num_posted + i].bytes, kMost);
+            operation.writes[i] =
+                transfer.has_imm(transfer.num_posted)
+                    ? trace_.begin_write<TransferEvent::write_imm>(domain, at, transfer.number, peer, *transfer.imm)
+                    : trace_.begin_write<TransferEvent::write>(domain, at, transfer.number, peer, bytes);
+        }
     }
 
     static std::string name_of(const Targets& targets) {

@@ -39,14 +39,10 @@ Endpoint& endpoint_of(fid* object) {
 
 ssize_t ep_writemsg(fid_ep* ep, const fi_msg_rma* message, uint64_t flags) {
     auto& endpoint = endpoint_of(&ep->fid);
-    const iovec& src = message->msg_iov[0];
-    const fi_rma_iov& dst = message->rma_iov[0];
     return endpoint.post(endpoint.writes,
-                         {static_cast<const char*>(src.iov_base),
-                          src.iov_len,
+                         {{message->msg_iov, message->msg_iov + message->iov_count},
+                          {message->rma_iov, message->rma_iov + message->rma_iov_count},
                           endpoint.domain->addresses->known.at(message->addr),
-                          dst.addr,
-                          dst.key,
                           (flags & FI_REMOTE_CQ_DATA) != 0,
                           message->data,
                           message->context});
@@ -54,7 +50,7 @@ ssize_t ep_writemsg(fid_ep* ep, const fi_msg_rma* message, uint64_t flags) {
 ssize_t ep_send(fid_ep* ep, const void* at, size_t bytes, void*, fi_addr_t to, void* context) {
     auto& endpoint = endpoint_of(&ep->fid);
     const auto& port = endpoint.domain->addresses->known.at(to);
-    return endpoint.post(endpoint.sends, {static_cast<const char*>(at), bytes, port, 0, 0, false, 0, context});
+    return endpoint.post(endpoint.sends, {{{const_cast<void*>(at), bytes}}, {}, port, false, 0, context});
 }
 ssize_t ep_recv(fid_ep* ep, void* at, size_t bytes, void*, fi_addr_t, void* context) {
     Domain& domain = *endpoint_of(&ep->fid).domain;
@@ -286,6 +282,7 @@ fi_info* fi_dupinfo(const fi_info* info) {
     if (info) return nullptr;
     auto* made = make_part<fi_info>();
     made->ep_attr = make_part<fi_ep_attr>();
+    made->tx_attr = make_part<fi_tx_attr>();
     made->domain_attr = make_part<fi_domain_attr>();
     made->fabric_attr = make_part<fi_fabric_attr>();
     return made;
@@ -294,6 +291,7 @@ void fi_freeinfo(fi_info* info) {
     free(info->domain_attr->name);
     free(info->fabric_attr->prov_name);
     free(info->ep_attr);
+    free(info->tx_attr);
     free(info->domain_attr);
     free(info->fabric_attr);
     free(info);
@@ -303,7 +301,9 @@ int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const fi_info* hint
     fi_info* info = *found = fi_dupinfo(nullptr);
     info->domain_attr->name = copy_text(hints->domain_attr->name);
     info->domain_attr->mr_mode = FI_MR_PROV_KEY;
+    info->domain_attr->cq_data_size = sizeof(uint64_t);
     info->ep_attr->max_msg_size = kMaxWriteBytes;
+    info->tx_attr->iov_limit = info->tx_attr->rma_iov_limit = 3;
     info->fabric_attr->prov_name = copy_text(kProvider);
     return 0;
 }

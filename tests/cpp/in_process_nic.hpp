@@ -6,6 +6,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -102,10 +103,9 @@ struct Registration : fid_mr {
 // ---- the NIC ----
 
 struct Work {
-    const char* src;
-    uint64_t bytes;
+    std::vector<iovec> src;
+    std::vector<fi_rma_iov> dst;  // of a write
     std::shared_ptr<Port> to;
-    uint64_t offset, key;  // of a write
     bool has_imm;
     uint64_t imm;
     void* context;
@@ -153,13 +153,19 @@ struct Endpoint : fid_ep {
     int write(const Work& work) const {
         Port& to = *work.to;
         const std::shared_lock lock(to.mutex);
-        const auto found = to.memories.find(work.key);
-        if (!to.queue || found == to.memories.end()) return FI_ECANCELED;
-        const Memory& memory = found->second;
-        if (work.offset > memory.bytes || work.bytes > memory.bytes - work.offset) return FI_EINVAL;
-        if (work.bytes != 0) std::memcpy(memory.at + work.offset, work.src, work.bytes);
+        if (!to.queue) return FI_ECANCELED;
+        uint64_t bytes = 0;
+        for (size_t i = 0; i < work.dst.size(); ++i) {
+            const fi_rma_iov& dst = work.dst[i];
+            const auto found = to.memories.find(dst.key);
+            if (found == to.memories.end()) return FI_ECANCELED;
+            const Memory& memory = found->second;
+            if (dst.addr > memory.bytes || dst.len > memory.bytes - dst.addr) return FI_EINVAL;
+            if (dst.len != 0) std::memcpy(memory.at + dst.addr, work.src[i].iov_base, dst.len);
+            bytes += dst.len;
+        }
         constexpr uint64_t kFlags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
-        if (work.has_imm) to.queue->put({{nullptr, kFlags, work.bytes, nullptr, work.imm}, domain->port->number});
+        if (work.has_imm) to.queue->put({{nullptr, kFlags, bytes, nullptr, work.imm}, domain->port->number});
         return 0;
     }
     int send(const Work& work) const {
@@ -170,9 +176,10 @@ struct Endpoint : fid_ep {
         if (to.receives.empty()) return FI_EAGAIN;
         const Receive receive = to.receives.front();
         to.receives.pop_front();
-        const uint64_t bytes = std::min(receive.bytes, work.bytes);
-        if (bytes != 0) std::memcpy(receive.at, work.src, bytes);
-        tell(*to.queue, receive.context, FI_MSG | FI_RECV, bytes, bytes < work.bytes ? FI_ETRUNC : 0);
+        const iovec& src = work.src[0];
+        const uint64_t bytes = std::min<uint64_t>(receive.bytes, src.iov_len);
+        if (bytes != 0) std::memcpy(receive.at, src.iov_base, bytes);
+        tell(*to.queue, receive.context, FI_MSG | FI_RECV, bytes, bytes < src.iov_len ? FI_ETRUNC : 0);
         return 0;
     }
 
