@@ -113,6 +113,7 @@ public:
     // How many more pieces than one an immediate is for stands beside it, where a provider has 8 bytes for both.
     uint32_t max_pieces() const {
         if (info_->domain_attr->cq_data_size < sizeof(uint64_t)) return 1;
+        if (net_.provider == "shm") return 1;  // has a quick way for short ones alone: 4 KiB in fours were 0.8 as fast
         const size_t most = std::min(info_->tx_attr->iov_limit, info_->tx_attr->rma_iov_limit);
         return static_cast<uint32_t>(std::clamp<size_t>(most, 1, kMostPieces));
     }
