@@ -229,7 +229,7 @@ public:
                                         std::to_string(kMaxPayloadBytes));
         }
         auto& group = running();
-        on_done.claim();
+        on_done.claim(turns_);
         group.send(to, std::move(payload), std::move(on_done));
     }
     // Lends each message that comes, of up to `bytes`, to the callback; `count` at most at a time.
@@ -409,7 +409,7 @@ private:
                     Limit limit,
                     OnDone on_done) {
         auto& group = running();
-        on_done.claim();
+        on_done.claim(turns_);
         const uint64_t number = num_transfers_.fetch_add(1, std::memory_order_relaxed) + 1;
         if (pieces.empty()) {
             on_done.tell({}, *callbacks_);

@@ -1,5 +1,5 @@
 // How whoever submitted a transfer learns that it has ended: a callback, a flag, or two counters. The worker waits for
-// none of them.
+// none of them; who waits for a flag does its work meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <variant>
 
 #include "fabric/callbacks.hpp"
+#include "fabric/turns.hpp"
 
 namespace tracekern {
 
@@ -37,14 +38,21 @@ public:
     // Until it is done as if all went well.
     Result result() const { return is_done() ? result_ : Result(); }
 
-    // False: not done within the limit.
+    // False: not done within the limit. Does turns of the transfer's engine for a while, then blocks.
     bool wait(std::chrono::nanoseconds limit) {
         std::unique_lock lock(mutex_);
+        if (const auto turns = turns_) {
+            lock.unlock();  // a turn may set the flag
+            if (turns->wait([&] { return is_done(); }, limit)) return true;
+            lock.lock();
+        }
         return ended_.wait_for(lock, limit, [&] { return is_done(); });
     }
 
-    void claim() {
-        if (is_claimed_.exchange(true)) throw std::invalid_argument("this DoneFlag has a transfer; make one for each");
+    void claim(const std::shared_ptr<Turns>& turns) {
+        const std::lock_guard lock(mutex_);
+        if (turns_) throw std::invalid_argument("this DoneFlag has a transfer; make one for each");
+        turns_ = turns;
     }
     void set(const Result& result) {
         {
@@ -58,8 +66,9 @@ public:
 private:
     std::mutex mutex_;
     std::condition_variable ended_;
-    Result result_;  // stays as it is once is_done_
-    std::atomic<bool> is_done_ = false, is_claimed_ = false;
+    std::shared_ptr<Turns> turns_;  // of the engine of its transfer
+    Result result_;                 // stays as it is once is_done_
+    std::atomic<bool> is_done_ = false;
 };
 
 // Counts the transfers that have ended, for as many as are given it.
@@ -106,8 +115,8 @@ public:
     OnDone(std::shared_ptr<DoneCounter> counter) : to_(std::move(counter)) {}
 
     // Before its transfer begins. Throws std::invalid_argument for a flag that has another one.
-    void claim() const {
-        if (const auto* flag = std::get_if<std::shared_ptr<DoneFlag>>(&to_)) (*flag)->claim();
+    void claim(const std::shared_ptr<Turns>& turns) const {
+        if (const auto* flag = std::get_if<std::shared_ptr<DoneFlag>>(&to_)) (*flag)->claim(turns);
     }
 
     // Tells it once, and lets go of whom it told.
