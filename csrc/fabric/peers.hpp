@@ -182,11 +182,22 @@ public:
         return address < numbers.size() ? numbers[address] : kNobody;
     }
 
+    // Another engine is at an address of it.
+    bool is_replaced(const Peer& peer) const {
+        for (uint32_t domain = 0; domain < peer.at.size(); ++domain) {
+            if (number_at(domain, peer.at[domain]) != peer.number) return true;
+        }
+        return peer.is_replaced;
+    }
+
     void look(TimePoint now) {
         for (auto& [engine, peer] : peers_) {
             if (peer.is_leaving) see_off(peer, now);
-            if (peer.state == Peer::State::dead) continue;
             answer_revocations(peer);
+            if (peer.state == Peer::State::dead) {
+                look_for_death(peer, now);
+                continue;
+            }
             fail_late(peer, now);
             look_for_life(peer, now);
         }
@@ -405,11 +416,20 @@ private:
         send(peer, MessageKind::ping, 0, 0, "");
     }
 
+    // One that was given up, and in whose hands memory is that its owner wants back, may have ended since.
+    void look_for_death(Peer& peer, TimePoint now) {
+        if (peer.is_gone || peer.told.empty()) return;
+        const bool is_suspect = std::exchange(peer.is_suspect, false);
+        if (peer.liveness.is_gone(is_suspect, now)) set_gone(peer);
+    }
+    void set_gone(Peer& peer) {
+        peer.is_gone = true;
+        peer.liveness = {};
+    }
     void bury(Peer& peer, const std::string& what, bool is_gone) {
         set_dead(peer, what);
-        peer.is_gone = is_gone;
         peer.is_leaving = false;
-        peer.liveness = {};
+        if (is_gone) set_gone(peer);
         if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
         mailbox_.give_up_on(peer.at[0], peer.engine, peer.why);
@@ -441,12 +461,25 @@ private:
         peer.is_told_goodbye = true;
         send(peer, MessageKind::bye, 0, 0, "");
     }
-    // It was only silent. What it asks for is not done, and it must know; or it ends, and nothing is under way to it.
+    // It was only silent, and writes of both sides may still be under way: memory is asked for, and given back, as
+    // ever. What else it asks for is not done, and it must know; or it ends, and sends nothing more.
     void answer_as_dead(Peer& peer, const Message& message) {
-        if (peer.is_told_goodbye) return;
-        if (message.kind == MessageKind::bye) return tell_goodbye(peer);
-        if (message.kind == MessageKind::hello || message.kind == MessageKind::ping) {
-            send(peer, MessageKind::given_up, message.region, 0, "");
+        switch (message.kind) {
+            case MessageKind::revoke:
+                return revoke(peer, message.region);
+            case MessageKind::revoked:
+                peer.told.erase(message.region);
+                return;
+            case MessageKind::bye:
+                if (!peer.is_leaving) set_gone(peer);
+                if (!peer.is_told_goodbye) tell_goodbye(peer);
+                return;
+            case MessageKind::hello:
+            case MessageKind::ping:
+                if (!peer.is_told_goodbye) send(peer, MessageKind::given_up, message.region, 0, "");
+                return;
+            default:
+                return;
         }
     }
 
