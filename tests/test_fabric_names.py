@@ -79,6 +79,16 @@ def test_no_byte_is_written_by_a_descriptor_that_was_changed():
     made.stop()
 
 
+@pytest.mark.parametrize("name", ["", "1", "1:2", "1:2:", ":1:2:3", "1:2:3:4", "1::2:3", "../../x", "a:b:c", "1:2:-3"])
+def test_names_that_shm_gives_no_endpoint_are_refused(name):
+    """It takes any file in /dev/shm for one, and crashes."""
+    made, flag = engine(NETS["shm"]), DoneFlag()
+    made.submit_send(DomainAddress(b"fi_shm://" + name.encode() + b"\0"), b"hello", flag)
+    with pytest.raises(TransferError, match="send: shm: not an address of this network"):
+        flag.wait(LIMIT_S)
+    made.stop()
+
+
 @pytest.mark.parametrize("net", ["tcp", "shm"])
 def test_addresses_that_no_engine_has_are_errors_and_the_engine_goes_on(net):
     """None of a network's form: others are tried, and not reached."""

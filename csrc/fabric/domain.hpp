@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "fabric/address.hpp"
+#include "fabric/closed_here.hpp"
 #include "fabric/nets.hpp"
 #include "fabric/trace.hpp"
 
@@ -94,7 +96,9 @@ public:
 
     // What was posted is let go of: no memory is read or written any more. Memory is closed next, then the rest.
     void close_endpoint() {
-        if (endpoint_) fi_close(&std::exchange(endpoint_, nullptr)->fid);
+        if (!endpoint_) return;
+        fid_ep* endpoint = std::exchange(endpoint_, nullptr);
+        net_.provider == "shm" ? ClosedHere::close(endpoint, address_.bytes) : (void)fi_close(&endpoint->fid);
     }
 
     const Net& net() const { return net_; }
@@ -114,11 +118,7 @@ public:
     // than a few bytes back where both are in one process: it looks up its own memory as the other has mapped it, which
     // is then unknown, and the process ends.
     void came_first(const DomainAddress& peer, fi_addr_t at) {
-        // fi_shm://PID:DOMAIN:ENDPOINT
-        const auto process = [](const DomainAddress& address) {
-            return address.bytes.substr(0, address.bytes.find(':', 9));
-        };
-        if (net_.provider == "shm" && process(peer) == process(address_)) one_way_.insert(at);
+        if (is_here(peer)) one_way_.insert(at);
     }
     // Why nothing can be sent or written there; "": it can.
     std::string why_one_way(fi_addr_t at) const {
@@ -156,11 +156,15 @@ public:
         if (const auto known = places_.find(address.bytes); known != places_.end()) return known->second;
         fi_addr_t place = FI_ADDR_UNSPEC;
         if (!is_whole(address)) throw std::runtime_error(net_.provider + ": not an address of this network");
-        if (fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1) {
+        const auto add = [&] { return fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr); };
+        const int64_t num_added = is_here(address) ? ClosedHere::use(address.bytes, add) : add();
+        if (num_added == -FI_ENOTCONN) throw std::runtime_error(net_.provider + ": the engine there was stopped");
+        if (num_added != 1) {
             throw std::runtime_error(net_.provider + ": no room for another peer after " +
                                      std::to_string(places_.size()) + "; make another engine");
         }
         places_[address.bytes] = place;
+        if (is_here(address)) here_[place] = address.bytes;
         return place;
     }
 
@@ -181,10 +185,11 @@ public:
         message.context = &operation->context;
         message.data = piece.imm;
         const uint64_t imm_flag = piece.has_imm ? FI_REMOTE_CQ_DATA : 0;
-        return fi_writemsg(endpoint_, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE | imm_flag);
+        return post(piece.peer,
+                    [&] { return fi_writemsg(endpoint_, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE | imm_flag); });
     }
     int64_t post_send(const void* at, uint64_t bytes, void* local, fi_addr_t peer, Operation* operation) {
-        return fi_send(endpoint_, at, bytes, local, peer, &operation->context);
+        return post(peer, [&] { return fi_send(endpoint_, at, bytes, local, peer, &operation->context); });
     }
     int64_t post_recv(void* at, uint64_t bytes, void* local, Operation* operation) {
         return fi_recv(endpoint_, at, bytes, local, FI_ADDR_UNSPEC, &operation->context);
@@ -214,10 +219,23 @@ public:
     }
 
 private:
+    // Over shm, in this process. Its addresses are "fi_shm://PROCESS:DOMAIN:ENDPOINT".
+    bool is_here(const DomainAddress& address) const {
+        const auto process = [](const std::string& name) { return name.substr(0, name.find(':', kShm.size())); };
+        return net_.provider == "shm" && process(address.bytes) == process(address_.bytes);
+    }
+    template <class Post>
+    int64_t post(fi_addr_t peer, Post&& post) {
+        if (here_.empty()) return post();
+        const auto found = here_.find(peer);
+        return found == here_.end() ? post() : ClosedHere::use(found->second, post);
+    }
+
     // A provider reads up to the end of a text, or else as many bytes as its own addresses have; tcp takes no address
     // any more after the first one had an unknown family.
     bool is_whole(const DomainAddress& address) const {
         const std::string& bytes = address.bytes;
+        if (net_.provider == "shm") return is_shm_name(bytes);
         if (info_->addr_format == FI_ADDR_STR) {
             const std::string scheme = address_.bytes.substr(0, address_.bytes.find("://") + 3);
             return bytes.starts_with(scheme) && bytes.find('\0') == bytes.size() - 1;
@@ -225,6 +243,20 @@ private:
         constexpr size_t kFamily = sizeof(sa_family_t);
         if (has_socket_addresses() && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
         return bytes.size() == address_.bytes.size();
+    }
+
+    // Three numbers: shm takes any other file in /dev/shm for an endpoint as well, and crashes.
+    static bool is_shm_name(std::string_view bytes) {
+        if (!bytes.starts_with(kShm) || !bytes.ends_with('\0')) return false;
+        uint32_t num_numbers = 0;
+        bool is_in_number = false;
+        for (const char letter : bytes.substr(kShm.size(), bytes.size() - kShm.size() - 1)) {
+            const bool is_digit = letter >= '0' && letter <= '9';
+            if (!is_digit && !(letter == ':' && is_in_number)) return false;
+            num_numbers += is_digit && !is_in_number;
+            is_in_number = is_digit;
+        }
+        return num_numbers == 3 && is_in_number;
     }
 
     template <class OnError>
@@ -237,6 +269,8 @@ private:
         return 1;
     }
 
+    static constexpr std::string_view kShm = "fi_shm://";
+
     const FabricLibrary& library_;
     const Net net_;
     fi_info* info_ = nullptr;
@@ -248,6 +282,7 @@ private:
     int descriptor_ = -1;
     DomainAddress address_;
     std::unordered_map<std::string, fi_addr_t> places_;  // of peers, by address
+    std::unordered_map<fi_addr_t, std::string> here_;    // over shm, in this process
     std::set<fi_addr_t> one_way_;
 };
 
