@@ -73,8 +73,9 @@ class PeerProcess:
 class Source:
     """An engine, memory to write from, and what it was told of peers."""
 
-    def __init__(self, *nets: Net, limit_s: float = LIMIT_S) -> None:
-        self.engine = TransferEngine.builder().add_domains(nets).transfer_limit(limit_s).build()
+    def __init__(self, *nets: Net, limit_s: float = LIMIT_S, connect_limit_s: float = LIMIT_S) -> None:
+        builder = TransferEngine.builder().add_domains(nets)
+        self.engine = builder.transfer_limit(limit_s).connect_limit(connect_limit_s).build()
         self.told: list[str] = []
         self.engine.set_peer_callback(self.told.append)
         self.memory = torch.ones(PAGE, dtype=torch.uint8)
@@ -99,9 +100,10 @@ class Source:
 
 @contextlib.contextmanager
 def source_and_peer(
-    *nets: Net, limit_s: float = LIMIT_S, peer_limit_s: float = LIMIT_S, num_bytes: int = PAGE
+    *nets: Net, num_bytes: int = PAGE, peer_limit_s: float = LIMIT_S, **limits: float
 ) -> Iterator[tuple[Source, PeerProcess]]:
-    source, peer = Source(*nets, limit_s=limit_s), PeerProcess(*nets, num_bytes=num_bytes, limit_s=peer_limit_s)
+    """limits: of the source."""
+    source, peer = Source(*nets, **limits), PeerProcess(*nets, num_bytes=num_bytes, limit_s=peer_limit_s)
     try:
         yield source, peer
     finally:
