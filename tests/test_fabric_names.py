@@ -10,22 +10,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fabric_damage import damaged
 from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine
 
 from tracekern.errors import BadInput
 from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, MemoryRegionDescriptor, ScatterSlice, TransferError
 
 NUM_FUZZED = 10_000
-
-
-def damaged(whole: bytes, chance: random.Random) -> bytes:
-    """As whole bytes, or random ones, with a few changed, left out or doubled."""
-    made = bytearray(whole if chance.random() < 0.8 else chance.randbytes(chance.randrange(2 * len(whole))))
-    for _ in range(chance.randrange(4)):
-        at = chance.randrange(len(made) + 1)
-        end = min(len(made), at + chance.choice((1, 1, 4, 8, 20)))
-        made[at:end] = chance.choice((b"", bytes(end - at), b"\xff" * (end - at), 2 * made[at:end]))
-    return bytes(made)
 
 
 def refusals(parse: Callable[[bytes], bytes], whole: bytes) -> list[str]:

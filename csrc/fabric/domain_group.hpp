@@ -363,7 +363,8 @@ private:
         const auto found = regions_.find(descriptor.region);
         if (found == regions_.end() || found->second->is_revoked) return "the memory was unregistered";
         const MemoryRegion& region = *found->second;
-        bool is_ours = descriptor.bytes == region.bytes && descriptor.ways.size() == region.ways.size();
+        bool is_ours = descriptor.engine == engine_ && descriptor.bytes == region.bytes &&
+                       descriptor.ways.size() == region.ways.size();
         for (size_t i = 0; is_ours && i < region.ways.size(); ++i) {
             const auto& way = descriptor.ways[i];
             is_ours = way.key == region.ways[i].key && way.base == region.ways[i].base && way.address == addresses_[i];
