@@ -435,7 +435,8 @@ private:
 
     // One that was given up, and in whose hands memory is that its owner wants back, may have ended since.
     void look_for_death(Peer& peer, TimePoint now) {
-        if (peer.is_gone || peer.told.empty()) return;
+        if (peer.is_gone) return;
+        if (peer.told.empty()) return void(peer.liveness = {});
         const bool is_suspect = std::exchange(peer.is_suspect, false);
         if (peer.liveness.is_gone(is_suspect, now)) set_gone(peer);
     }
