@@ -1,10 +1,11 @@
 """A process with an engine and memory that others write to; tests kill it, stop it and ask it.
 
-    python fabric_peer.py PROVIDER SOURCE BYTES
+    python fabric_peer.py PROVIDER SOURCE[,SOURCE...] BYTES LIMIT_S
 
 Prints the memory's descriptor. A line of its input is a request, a line of its output the answer: `unregister`,
-`register` (answers the descriptor), `address`, `sum` (of the bytes), `counted N` (immediate N), `write DESCRIPTOR`
-(answers what the transfer ended with), `stop`.
+`register` (answers the descriptor), `address`, `sum` (of the bytes), `fill N` (each byte), `counted N` (immediate N),
+`write DESCRIPTOR` (answers what the transfer ended with), `submit DESCRIPTOR TIMES` (answers at once; all through the
+last domain), `stop`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mmap
 import sys
 
 from tracekern.fabric import (
+    DomainGroupRouting,
     DoneFlag,
     MemoryRegionDescriptor,
     MemoryRegionHandle,
@@ -29,8 +31,9 @@ LIMIT_S = 30.0
 class Target:
     """The engine and its memory."""
 
-    def __init__(self, provider: str, source: str, num_bytes: int) -> None:
-        self.engine = TransferEngine.builder().add_domains([Net(provider, source)]).build()
+    def __init__(self, provider: str, sources: str, num_bytes: int, limit_s: float) -> None:
+        nets = [Net(provider, source) for source in sources.split(",")]
+        self.engine = TransferEngine.builder().add_domains(nets).transfer_limit(limit_s).build()
         self.memory = mmap.mmap(-1, num_bytes)
         self.counts = [0] * 10
         self.engine.set_imm_callback(self.count)
@@ -44,9 +47,13 @@ class Target:
         self.handle, descriptor = self.engine.register_memory(address, len(self.memory), self.memory)
         return descriptor.to_bytes().hex()
 
-    def write(self, dst: MemoryRegionDescriptor) -> str:
+    def submit(self, dst: MemoryRegionDescriptor, routing: DomainGroupRouting) -> DoneFlag:
         done = DoneFlag()
-        self.engine.submit_write(self.handle, dst, len(self.memory), imm=1, on_done=done)
+        self.engine.submit_write(self.handle, dst, len(self.memory), imm=1, routing=routing, on_done=done)
+        return done
+
+    def write(self, dst: MemoryRegionDescriptor) -> str:
+        done = self.submit(dst, DomainGroupRouting.round_robin())
         with contextlib.suppress(TransferError):
             done.wait(LIMIT_S)
         return str(done.error)
@@ -58,6 +65,12 @@ class Target:
             self.engine.unregister_memory(self.handle)
         elif request == "write":
             return self.write(MemoryRegionDescriptor(bytes.fromhex(arguments[0])))
+        elif request == "submit":
+            for _ in range(int(arguments[1])):
+                last = DomainGroupRouting.pinned(self.engine.num_domains - 1)
+                self.submit(MemoryRegionDescriptor(bytes.fromhex(arguments[0])), last)
+        elif request == "fill":
+            self.memory[:] = bytes([int(arguments[0])]) * len(self.memory)
         elif request == "address":
             return str(self.engine.main_address)
         elif request == "sum":
@@ -69,8 +82,8 @@ class Target:
         return "done"
 
 
-def main(provider: str, source: str, num_bytes: str) -> None:
-    target = Target(provider, source, int(num_bytes))
+def main(provider: str, sources: str, num_bytes: str, limit_s: str) -> None:
+    target = Target(provider, sources, int(num_bytes), float(limit_s))
     print(target.register(), flush=True)
     for line in sys.stdin:
         print(target.answer(*line.split()), flush=True)

@@ -13,13 +13,15 @@ from kept_builds import build
 
 RULES = {"efa": Path(__file__).parent / "cpp" / "efa_rules.cpp"}
 """By provider: a libfabric in front of the real one."""
+COMMAND = ("g++", "-std=c++20", "-shared", "-fPIC", "-O2", "-Wall", "-fno-gnu-unique")
+"""Compiles such a library. The last one: a process may load several, and each has variables of its own."""
 
 
 def variables(provider: str) -> dict[str, str]:
     """Returns the variables under which engines on tcp have the provider's rules."""
     from tracekern.fabric.library import find_library
 
-    in_front = build(["g++", "-std=c++20", "-shared", "-fPIC", "-O2", "-Wall"], [RULES[provider]], ".so")
+    in_front = build(COMMAND, [RULES[provider]], ".so")
     assert in_front.returncode == 0, in_front.stderr
     real = os.environ.get("SHIM_LIBRARY") or find_library() or "libfabric.so.1"
     return {"SHIM_LIBRARY": real, "TRACEKERN_LIBFABRIC": str(in_front.result)}

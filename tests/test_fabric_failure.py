@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import operator
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,88 +14,25 @@ from typing import Any
 import pytest
 import torch
 from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
+from fabric_processes import (
+    PAGE,
+    PAGES,
+    PROVIDERS,
+    PeerProcess,
+    Source,
+    both_providers,
+    shim_fixture,  # noqa: F401
+    source_and_peer,
+)
 
 from tracekern.errors import BadInput
 from tracekern.fabric import (
     DomainAddress,
     MemoryRegionDescriptor,
-    Net,
-    PageIndices,
     ScatterSlice,
-    TransferEngine,
     TransferError,
 )
 from tracekern.fabric.stale import remove_stale_segments
-
-PROVIDERS = {"tcp": LOOPBACK, "shm": Net("shm", "")}
-PAGE = 1 << 14
-PAGES = 1000
-
-
-class PeerProcess:
-    """tests/fabric_peer.py, running."""
-
-    def __init__(self, net: Net, num_bytes: int = PAGE) -> None:
-        command = [sys.executable, str(Path(__file__).parent / "fabric_peer.py"), net.provider, net.source]
-        self.process = subprocess.Popen(
-            [*command, str(num_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.descriptor = self.read_descriptor()
-
-    def read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def read_descriptor(self) -> MemoryRegionDescriptor:
-        return MemoryRegionDescriptor(bytes.fromhex(self.read()))
-
-    def ask(self, request: str) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write(request + "\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-        if number == signal.SIGSTOP:
-            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-class Source:
-    """An engine, memory to write from, and what it was told of peers."""
-
-    def __init__(self, net: Net, limit_s: float = LIMIT_S) -> None:
-        self.engine = TransferEngine.builder().add_domains([net]).transfer_limit(limit_s).build()
-        self.told: list[str] = []
-        self.engine.set_peer_callback(self.told.append)
-        self.memory = torch.ones(PAGE, dtype=torch.uint8)
-        self.src, _ = self.engine.register_tensor(self.memory)
-
-    def write_pages(self, dst: MemoryRegionDescriptor, done: Any, count: int = PAGES, **options: Any) -> Any:
-        pages = PageIndices([0] * count, PAGE)
-        return self.engine.submit_paged_writes(self.src, pages, dst, pages, PAGE, on_done=done, **options)
-
-    def write_once(self, dst: MemoryRegionDescriptor) -> TransferError | None:
-        done = Done()
-        self.engine.submit_write(self.src, dst, PAGE, on_done=done)
-        return done.wait()[0]
-
-
-@contextlib.contextmanager
-def source_and_peer(net: Net, limit_s: float = LIMIT_S) -> Iterator[tuple[Source, PeerProcess]]:
-    source, peer = Source(net, limit_s), PeerProcess(net)
-    try:
-        yield source, peer
-    finally:
-        source.engine.stop()
-        peer.end()
-
-
-both_providers = pytest.mark.parametrize("net", PROVIDERS.values(), ids=list(PROVIDERS))
 
 
 @both_providers
@@ -144,16 +77,9 @@ def test_a_stopped_peer_is_dead_after_the_limit_and_its_transfers_stall(net):
             source.write_once(peer.descriptor)
 
         peer.signal(signal.SIGCONT)  # the provider gives the writes back late
-        wait_until(lambda: frees(source))
+        wait_until(lambda: source.frees(source.src))
         with pytest.raises(BadInput, match="is not registered here, or not any more"):
             source.engine.unregister_memory(source.src)
-
-
-def frees(source: Source) -> bool:
-    with contextlib.suppress(TransferError):
-        source.engine.unregister_memory(source.src, timeout_s=0.1)
-        return True
-    return False
 
 
 @both_providers
@@ -404,33 +330,11 @@ def test_engines_that_were_at_an_address_before_do_not_hinder_who_is_there_now()
 # ---- the provider fails ----
 
 
-@pytest.fixture(scope="module")
-def shim_path() -> Path:
-    kept_builds = pytest.importorskip("kept_builds")
-    source = Path(__file__).parent / "cpp" / "fabric_shim.cpp"
-    built = kept_builds.build(["g++", "-std=c++20", "-shared", "-fPIC", "-O1", "-Wall"], [source], ".so")
-    assert built.returncode == 0, built.stderr
-    return built.result
-
-
-@pytest.fixture
-def shim(shim_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
-    from tracekern.fabric import engine as module
-
-    if "SHIM_LIBRARY" not in os.environ:  # in a rehearsal it is: then without the rules that are rehearsed
-        monkeypatch.setenv("SHIM_LIBRARY", module.require_library() or "libfabric.so.1")
-    monkeypatch.setattr(module, "require_library", lambda: str(shim_path))
-    library = ctypes.CDLL(str(shim_path))
-    yield library
-    for name in ("shim_is_broken", "shim_num_lost"):
-        ctypes.c_int.in_dll(library, name).value = 0
-
-
 def test_a_queue_that_cannot_be_read_breaks_the_engine_and_not_the_process(shim):
     with source_and_peer(LOOPBACK) as (source, peer):
         assert source.write_once(peer.descriptor) is None
         done = Done()
-        ctypes.c_int.in_dll(shim, "shim_is_broken").value = 1
+        shim.set("shim_is_broken", 1)
         for _ in range(5):
             source.write_pages(peer.descriptor, done)
         for error in done.wait(5):
@@ -444,7 +348,7 @@ def test_a_queue_that_cannot_be_read_breaks_the_engine_and_not_the_process(shim)
         assert "the engine is broken" in str(done.wait()[-1])
         source.engine.unregister_memory(source.src)
 
-        ctypes.c_int.in_dll(shim, "shim_is_broken").value = 0
+        shim.set("shim_is_broken", 0)
         another = Source(LOOPBACK)
         assert another.write_once(peer.descriptor) is None
         another.engine.stop()
@@ -452,7 +356,7 @@ def test_a_queue_that_cannot_be_read_breaks_the_engine_and_not_the_process(shim)
 
 def test_writes_that_were_confirmed_and_never_counted_are_reported(shim):
     source, target = Source(LOOPBACK, limit_s=1.0), Pair([LOOPBACK])
-    ctypes.c_int.in_dll(shim, "shim_num_lost").value = 3
+    shim.set("shim_num_lost", 3)
     done = Done()
     source.write_pages(target.dst, done, count=10, imm=1)
     assert done.wait() == [None]
@@ -527,32 +431,6 @@ def test_an_engine_removes_what_a_killed_one_left():
     assert segment.exists()
     engine(NETS["shm"]).stop()
     assert not segment.exists()
-
-
-def resources() -> tuple[int, int, int]:
-    """Threads, files and segments of this process."""
-    segments = list(Path("/dev/shm").glob(f"{os.getpid()}:*"))
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), len(segments)
-
-
-def test_two_hundred_engines_leave_nothing():
-    def open_and_close(nets: list[Net]) -> None:
-        made = Pair(nets, num_bytes=PAGE)
-        assert write(made, made.dst) is None
-        made.stop()
-
-    for nets in (NETS["tcp"], NETS["shm"]):
-        open_and_close(nets)  # what the library keeps for good
-    before = resources()
-    for _ in range(50):
-        for nets in (NETS["tcp"], NETS["shm"]):
-            open_and_close(nets)
-
-    def has_no_more() -> bool:
-        return all(map(operator.le, resources(), before))  # what earlier tests had may go meanwhile
-
-    wait_until(has_no_more)
-    assert has_no_more(), (resources(), before)
 
 
 @both_providers

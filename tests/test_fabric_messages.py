@@ -154,6 +154,24 @@ def test_messages_that_nobody_answers_end_with_the_time_limit():
     made.stop()
 
 
+@pytest.mark.parametrize("net", ["tcp", "shm"])
+def test_messages_to_an_engine_of_this_process_that_was_stopped_are_errors(net):
+    """Whether they were sent before or after, and whether the engines had met. Over shm libfabric would crash."""
+    made, done, late = Pair(NETS[net], 64), Done(), Done()
+    address = made.target.main_address
+    stranger = TransferEngine(NETS[net], connect_limit_s=0.3)
+    made.target.submit_bouncing_recvs(8000, 64, lambda message: None)
+    send(made, b"hello")
+    for _ in range(100):
+        made.source.submit_send(address, bytes(8000), done)
+    made.target.stop()
+    for sender in (made.source, stranger):
+        sender.submit_send(address, b"too late", late)
+        sender.stop()
+    assert None not in late.wait(2)
+    done.wait(100)
+
+
 def test_messages_that_are_lent_outlive_their_engine():
     made, kept = Pair(NETS["tcp"]), []
     made.target.submit_bouncing_recvs(100, 1, lambda message: kept.append(message[:]))

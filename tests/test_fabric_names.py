@@ -10,22 +10,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fabric_damage import damaged
 from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine
 
 from tracekern.errors import BadInput
 from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, MemoryRegionDescriptor, ScatterSlice, TransferError
 
 NUM_FUZZED = 10_000
-
-
-def damaged(whole: bytes, chance: random.Random) -> bytes:
-    """As whole bytes, or random ones, with a few changed, left out or doubled."""
-    made = bytearray(whole if chance.random() < 0.8 else chance.randbytes(chance.randrange(2 * len(whole))))
-    for _ in range(chance.randrange(4)):
-        at = chance.randrange(len(made) + 1)
-        end = min(len(made), at + chance.choice((1, 1, 4, 8, 20)))
-        made[at:end] = chance.choice((b"", bytes(end - at), b"\xff" * (end - at), 2 * made[at:end]))
-    return bytes(made)
 
 
 def refusals(parse: Callable[[bytes], bytes], whole: bytes) -> list[str]:
@@ -76,6 +67,16 @@ def test_no_byte_is_written_by_a_descriptor_that_was_changed():
     assert (done.done, done.errors) == (0, len(changed) - num_refused)
     assert not made.received.any()
     assert made.target.remove_imm_count(1) == (0, 0)
+    made.stop()
+
+
+@pytest.mark.parametrize("name", ["", "1", "1:2", "1:2:", ":1:2:3", "1:2:3:4", "1::2:3", "../../x", "a:b:c", "1:2:-3"])
+def test_names_that_shm_gives_no_endpoint_are_refused(name):
+    """It takes any file in /dev/shm for one, and crashes."""
+    made, flag = engine(NETS["shm"]), DoneFlag()
+    made.submit_send(DomainAddress(b"fi_shm://" + name.encode() + b"\0"), b"hello", flag)
+    with pytest.raises(TransferError, match="send: shm: not an address of this network"):
+        flag.wait(LIMIT_S)
     made.stop()
 
 

@@ -123,6 +123,12 @@ def test_engines_do_no_wrong_under_all_calls_at_once(monkeypatch, flags, provide
         assert_right(stress(program(flags), fabric, provider, rounds, calls, 1))
 
 
+@pytest.mark.parametrize("count", [10_000, pytest.param(2_000_000, marks=pytest.mark.soak)])
+def test_damaged_messages_and_descriptors_are_read_as_they_are_or_refused(count):
+    fuzz = compile_cached((*GXX, *MEMORY), ROOT / "tests" / "cpp" / "fabric_fuzz.cpp", "")
+    assert_right(run_program(fuzz, str(count), "1"))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_noticed(tmp_path, fault):

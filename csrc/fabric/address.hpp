@@ -128,6 +128,7 @@ inline MemoryRegionDescriptor unpack_descriptor(std::string_view bytes) {
     Unpacker unpacker(bytes, "memory region descriptor");
     MemoryRegionDescriptor descriptor{};
     descriptor.engine = unpacker.number<uint64_t>();
+    if (descriptor.engine == 0) unpacker.refuse("engine 0");
     descriptor.region = unpacker.number<uint64_t>();
     descriptor.bytes = unpacker.number<uint64_t>();
     const uint32_t count = unpacker.number<uint32_t>();

@@ -11,10 +11,12 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "fabric/address.hpp"
+#include "fabric/closed_here.hpp"
 #include "fabric/nets.hpp"
 #include "fabric/trace.hpp"
 
@@ -101,7 +103,9 @@ public:
 
     // What was posted is let go of: no memory is read or written any more. Memory is closed next, then the rest.
     void close_endpoint() {
-        if (endpoint_) fi_close(&std::exchange(endpoint_, nullptr)->fid);
+        if (!endpoint_) return;
+        fid_ep* endpoint = std::exchange(endpoint_, nullptr);
+        net_.provider == "shm" ? ClosedHere::close(endpoint, address_.bytes) : (void)fi_close(&endpoint->fid);
     }
 
     const Net& net() const { return net_; }
@@ -132,11 +136,7 @@ public:
     // than a few bytes back where both are in one process: it looks up its own memory as the other has mapped it, which
     // is then unknown, and the process ends.
     void came_first(const DomainAddress& peer, fi_addr_t at) {
-        // fi_shm://PID:DOMAIN:ENDPOINT
-        const auto process = [](const DomainAddress& address) {
-            return address.bytes.substr(0, address.bytes.find(':', 9));
-        };
-        if (net_.provider == "shm" && process(peer) == process(address_)) one_way_.insert(at);
+        if (is_here(peer)) one_way_.insert(at);
     }
     // Why nothing can be sent or written there; "": it can.
     std::string why_one_way(fi_addr_t at) const {
@@ -174,11 +174,15 @@ public:
         if (const auto known = places_.find(address.bytes); known != places_.end()) return known->second;
         fi_addr_t place = FI_ADDR_UNSPEC;
         if (!is_whole(address)) throw std::runtime_error(net_.provider + ": not an address of this network");
-        if (fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr) != 1) {
+        const auto add = [&] { return fi_av_insert(addresses_, address.bytes.data(), 1, &place, 0, nullptr); };
+        const int64_t num_added = is_here(address) ? ClosedHere::use(address.bytes, add) : add();
+        if (num_added == -FI_ENOTCONN) throw std::runtime_error(net_.provider + ": the engine there was stopped");
+        if (num_added != 1) {
             throw std::runtime_error(net_.provider + ": no room for another peer after " +
                                      std::to_string(places_.size()) + "; make another engine");
         }
         places_[address.bytes] = place;
+        if (is_here(address)) here_[place] = address.bytes;
         return place;
     }
 
@@ -201,10 +205,11 @@ public:
         message.context = &operation->context;
         message.data = write.imm | uint64_t{write.num_pieces - 1} << 32;
         const uint64_t imm_flag = write.has_imm ? FI_REMOTE_CQ_DATA : 0;
-        return fi_writemsg(endpoint_, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE | imm_flag);
+        return post(write.peer,
+                    [&] { return fi_writemsg(endpoint_, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE | imm_flag); });
     }
     int64_t post_send(const void* at, uint64_t bytes, void* local, fi_addr_t peer, Operation* operation) {
-        return fi_send(endpoint_, at, bytes, local, peer, &operation->context);
+        return post(peer, [&] { return fi_send(endpoint_, at, bytes, local, peer, &operation->context); });
     }
     int64_t post_recv(void* at, uint64_t bytes, void* local, Operation* operation) {
         return fi_recv(endpoint_, at, bytes, local, FI_ADDR_UNSPEC, &operation->context);
@@ -235,10 +240,23 @@ public:
     }
 
 private:
+    // Over shm, in this process. Its addresses are "fi_shm://PROCESS:DOMAIN:ENDPOINT".
+    bool is_here(const DomainAddress& address) const {
+        const auto process = [](const std::string& name) { return name.substr(0, name.find(':', kShm.size())); };
+        return net_.provider == "shm" && process(address.bytes) == process(address_.bytes);
+    }
+    template <class Post>
+    int64_t post(fi_addr_t peer, Post&& post) {
+        if (here_.empty()) return post();
+        const auto found = here_.find(peer);
+        return found == here_.end() ? post() : ClosedHere::use(found->second, post);
+    }
+
     // A provider reads up to the end of a text, or else as many bytes as its own addresses have; tcp takes no address
     // any more after the first one had an unknown family.
     bool is_whole(const DomainAddress& address) const {
         const std::string& bytes = address.bytes;
+        if (net_.provider == "shm") return is_shm_name(bytes);
         if (info_->addr_format == FI_ADDR_STR) {
             const std::string scheme = address_.bytes.substr(0, address_.bytes.find("://") + 3);
             return bytes.starts_with(scheme) && bytes.find('\0') == bytes.size() - 1;
@@ -246,6 +264,20 @@ private:
         constexpr size_t kFamily = sizeof(sa_family_t);
         if (has_socket_addresses() && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
         return bytes.size() == address_.bytes.size();
+    }
+
+    // Three numbers: shm takes any other file in /dev/shm for an endpoint as well, and crashes.
+    static bool is_shm_name(std::string_view bytes) {
+        if (!bytes.starts_with(kShm) || !bytes.ends_with('\0')) return false;
+        uint32_t num_numbers = 0;
+        bool is_in_number = false;
+        for (const char letter : bytes.substr(kShm.size(), bytes.size() - kShm.size() - 1)) {
+            const bool is_digit = letter >= '0' && letter <= '9';
+            if (!is_digit && !(letter == ':' && is_in_number)) return false;
+            num_numbers += is_digit && !is_in_number;
+            is_in_number = is_digit;
+        }
+        return num_numbers == 3 && is_in_number;
     }
 
     template <class OnError>
@@ -262,6 +294,7 @@ private:
     // Of longer ones the sender's copy into the socket and the receiver's out of it overlap less: 32 MiB took half as
     // long again (benchmarks/fabric.py).
     static constexpr uint64_t kMaxWriteBytesOfTcp = 1 << 20;
+    static constexpr std::string_view kShm = "fi_shm://";
 
     const FabricLibrary& library_;
     const Net net_;
@@ -276,6 +309,7 @@ private:
     char nothing_bytes_[8] = {};
     DomainMemory nothing_;                               // what an immediate alone is sent from
     std::unordered_map<std::string, fi_addr_t> places_;  // of peers, by address
+    std::unordered_map<fi_addr_t, std::string> here_;    // over shm, in this process
     std::set<fi_addr_t> one_way_;
 };
 

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "fabric/callbacks.hpp"
+#include "fabric/farewells.hpp"
 #include "fabric/imm_counters.hpp"
 #include "fabric/mailbox.hpp"
 #include "fabric/peers.hpp"
@@ -225,6 +226,7 @@ private:
     // What users have given, and memory: the engine may stay for long after it was stopped.
     void forget() {
         revocations_.reset();
+        farewells_.reset();
         peers_.reset();
         transfers_.reset();
         messages_.reset();
@@ -321,7 +323,8 @@ private:
                                  },
                                  [this](const std::string& warning) { tell(warning); }};
         peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, limits_, *mailbox_, *transfers_, trace_, hooks);
-        revocations_ = std::make_unique<Revocations>(*peers_, *transfers_);
+        farewells_ = std::make_unique<Farewells>(domains_);
+        revocations_ = std::make_unique<Revocations>(*peers_, *transfers_, *farewells_);
     }
     // Endpoints come first: after them nobody reads or writes memory, whatever was posted, and users can be told.
     void close(const std::string& why) {
@@ -357,7 +360,8 @@ private:
         const auto found = regions_.find(descriptor.region);
         if (found == regions_.end() || found->second->is_revoked) return "the memory was unregistered";
         const MemoryRegion& region = *found->second;
-        bool is_ours = descriptor.bytes == region.bytes && descriptor.ways.size() == region.ways.size();
+        bool is_ours = descriptor.engine == engine_ && descriptor.bytes == region.bytes &&
+                       descriptor.ways.size() == region.ways.size();
         for (size_t i = 0; is_ours && i < region.ways.size(); ++i) {
             const auto& way = descriptor.ways[i];
             is_ours = way.key == region.ways[i].key && way.base == region.ways[i].base && way.address == addresses_[i];
@@ -382,6 +386,7 @@ private:
     }
     void take(Operation* operation, uint64_t bytes, const std::string& error) {
         if (!operation) return;
+        if (farewells_->owns(operation)) return farewells_->take(operation);
         if (!mailbox_->owns(operation)) return transfers_->take(operation, error);
         mailbox_->take(operation, bytes, error, [this](const Message& message) { receive(message); });
     }
@@ -411,6 +416,7 @@ private:
     std::unique_ptr<UserMessages> messages_;
     std::unique_ptr<TransferQueue> transfers_;
     std::unique_ptr<Peers> peers_;
+    std::unique_ptr<Farewells> farewells_;
     std::unique_ptr<Revocations> revocations_;
     std::map<uint64_t, std::shared_ptr<MemoryRegion>> regions_;  // that are open
     OnPeer on_peer_;

@@ -302,7 +302,7 @@ private:
     }
     static uint64_t draw_number() {
         std::random_device random;
-        return uint64_t{random()} << 32 | random();
+        return uint64_t{random()} << 32 | random() | 1;  // 0 stands for any engine
     }
 
     DomainGroup& running() const {

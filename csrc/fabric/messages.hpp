@@ -38,7 +38,8 @@ struct Message {
     uint64_t engine;                         // of the sender
     uint64_t to = 0;                         // the engine that is meant; 0: whichever is at the address
     uint64_t region = 0;                     // of whose memory it is about
-    uint64_t count = 0;                      // ping: immediates confirmed to the sender; pong: counted by it;
+    uint64_t count = 0;                      // hello and its answers: the sender's number for it;
+                                             // ping: immediates confirmed to the sender; pong: counted by it;
                                              // payload and its answers: the sender's number for it
     std::vector<DomainAddress> addresses{};  // hello: one a domain; payload: the first
     std::string text{};                      // hello: the descriptor; refusal, bye: why

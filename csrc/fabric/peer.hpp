@@ -18,6 +18,7 @@ struct RemoteRegion {
     State state = State::asked;
     MemoryRegionDescriptor descriptor;  // that the owner was asked about
     TimePoint until;                    // asked: for an answer
+    uint64_t question = 0;              // asked: its number; answers to earlier ones may still come
     std::string why;                    // asked: the question was not sent
     std::vector<std::shared_ptr<Transfer>> waiting;
 };
@@ -27,8 +28,10 @@ struct Peer {
     uint64_t engine = 0;
     uint32_t number = 0;  // on record
     State state = State::connecting;
-    std::string name;           // for people
+    std::string name;  // for people
+    std::vector<DomainAddress> addresses;
     std::vector<fi_addr_t> at;  // one a domain; none where a provider does not take its address
+    bool has_answered = false;  // else nobody knows whether it is at its addresses
     std::string why;            // dead
     bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
     bool is_replaced = false;   // dead: another engine is at its address

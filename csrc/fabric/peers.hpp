@@ -135,18 +135,20 @@ public:
     }
 
     void receive(const Message& message) {
-        if (message.to != 0 && message.to != engine_) return answer_for_another(message);
+        const bool is_for_anyone = message.to == 0 && message.kind != MessageKind::hello;
+        if (message.to != engine_ && !is_for_anyone) return answer_for_another(message);
         if (message.kind == MessageKind::hello) return welcome(message);
         const auto found = peers_.find(message.engine);
         if (found == peers_.end()) return;
         Peer& peer = found->second;
+        peer.has_answered |= message.kind != MessageKind::gone;
         if (peer.state == Peer::State::dead) return answer_as_dead(peer, message);
         peer.is_heard = true;
         switch (message.kind) {
             case MessageKind::welcome:
-                return make_usable(peer, message.region);
+                return make_usable(peer, message);
             case MessageKind::refusal:
-                return refuse_region(peer, message.region, message.text);
+                return refuse_region(peer, message);
             case MessageKind::ping:
                 return send(peer, MessageKind::pong, 0, is_count_known_ ? num_counted(peer) : kUnknown, "");
             case MessageKind::pong:
@@ -182,11 +184,22 @@ public:
         return address < numbers.size() ? numbers[address] : kNobody;
     }
 
+    // Another engine is at an address of it.
+    bool is_replaced(const Peer& peer) const {
+        for (uint32_t domain = 0; domain < peer.at.size(); ++domain) {
+            if (number_at(domain, peer.at[domain]) != peer.number) return true;
+        }
+        return peer.is_replaced;
+    }
+
     void look(TimePoint now) {
         for (auto& [engine, peer] : peers_) {
             if (peer.is_leaving) see_off(peer, now);
-            if (peer.state == Peer::State::dead) continue;
             answer_revocations(peer);
+            if (peer.state == Peer::State::dead) {
+                look_for_death(peer, now);
+                continue;
+            }
             fail_late(peer, now);
             look_for_life(peer, now);
         }
@@ -201,11 +214,13 @@ public:
             if (peer.state != Peer::State::dead && !peer.is_told_goodbye) tell_goodbye(peer);
         }
     }
-    // All have said goodbye, or are dead. are_here: asks for those in this process only.
+    // All have said goodbye, or are dead, or have not answered in time. are_here: asks for those in this process only.
     bool are_gone(bool are_here = false) const {
         return std::all_of(peers_.begin(), peers_.end(), [&](const auto& one) {
             const Peer& peer = one.second;
-            return (peer.state == Peer::State::dead && !peer.is_leaving) || (are_here && !peer.liveness.is_here());
+            const bool is_dead = peer.state == Peer::State::dead && !peer.is_leaving;
+            const bool is_nobody = peer.state == Peer::State::connecting && peer.regions.empty();
+            return is_dead || is_nobody || (are_here && !peer.liveness.is_here());
         });
     }
     void fail_all(const std::string& why) {
@@ -238,18 +253,21 @@ private:
 
     // ---- meeting ----
 
-    // The engine that a descriptor is of.
+    // The engine that a descriptor is of. A damaged one may have had it sought somewhere else, in vain.
     Peer& meet(const MemoryRegionDescriptor& descriptor) {
-        const auto found = peers_.find(descriptor.engine);
-        if (found != peers_.end()) return found->second;
         std::vector<DomainAddress> addresses;
         for (const auto& way : descriptor.ways) addresses.push_back(way.address);
-        Peer& peer = peers_[descriptor.engine];
-        make_known(peer, descriptor.engine, addresses);
+        const auto [found, is_new] = peers_.try_emplace(descriptor.engine);
+        Peer& peer = found->second;
+        const bool is_sought = peer.has_answered || !peer.regions.empty() || peer.addresses == addresses;
+        if (is_new || !is_sought) make_known(peer, descriptor.engine, addresses);
         return peer;
     }
     // One whose address a provider does not take is as good as dead.
     void make_known(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
+        for (auto& [number, region] : peer.regions) fail_waiting(region, "the engine is at another address");
+        peer = {};
+        peer.addresses = addresses;
         try {
             introduce(peer, engine, addresses);
         } catch (const std::runtime_error& error) {
@@ -264,7 +282,7 @@ private:
         for (size_t i = 0; i < addresses.size(); ++i) at.push_back(domains_.at(i)->insert(addresses[i]));
         peer.at = std::move(at);
         peer.engine = engine;
-        peer.number = static_cast<uint32_t>(peers_.size());
+        peer.number = ++num_introduced_;
         trace_.introduce(peer.number, engine);
         for (size_t i = 0; i < peer.at.size(); ++i) {
             auto& numbers = number_at_[i];
@@ -282,9 +300,10 @@ private:
     void ask(Peer& peer, RemoteRegion& region) {
         region.state = RemoteRegion::State::asked;
         region.until = std::chrono::steady_clock::now() + limits_.connect;
+        region.question = ++num_questions_;
         const auto& descriptor = region.descriptor;
         const Message hello{
-            MessageKind::hello, engine_, peer.engine, descriptor.region, 0, addresses_, pack(descriptor)};
+            MessageKind::hello, engine_, peer.engine, descriptor.region, region.question, addresses_, pack(descriptor)};
         mailbox_.send(peer.at[0], hello, [&peer, number = descriptor.region](const std::string& error) {
             const auto asked = peer.regions.find(number);
             if (error.empty() || asked == peer.regions.end()) return;
@@ -304,7 +323,8 @@ private:
             return answer(hello, MessageKind::refusal, engine_, why);
         }
         Peer& peer = peers_[hello.engine];
-        if (peer.state != Peer::State::dead && peer.at.empty()) make_known(peer, hello.engine, hello.addresses);
+        if (!peer.has_answered && peer.addresses != hello.addresses) make_known(peer, hello.engine, hello.addresses);
+        peer.has_answered = true;
         if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
         if (peer.state == Peer::State::connecting) domains_[0]->came_first(hello.addresses[0], peer.at[0]);
         if (const auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) {
@@ -314,12 +334,12 @@ private:
         peer.is_heard = true;
         const std::string why = hooks_.check(unpack_descriptor(hello.text));
         if (why.empty()) peer.told.insert(hello.region);
-        send(peer, why.empty() ? MessageKind::welcome : MessageKind::refusal, hello.region, 0, why);
+        send(peer, why.empty() ? MessageKind::welcome : MessageKind::refusal, hello.region, hello.count, why);
     }
     // As the engine that the message was for, to an engine that is no peer.
     void answer(const Message& to, MessageKind kind, uint64_t as, const std::string& text) {
         const fi_addr_t at = domains_[0]->insert(to.addresses.at(0));
-        mailbox_.send(at, {kind, as, to.engine, to.region, 0, {}, text}, [](const std::string&) {});
+        mailbox_.send(at, {kind, as, to.engine, to.region, to.count, {}, text}, [](const std::string&) {});
     }
     // The engine that is meant was at this address before.
     void answer_for_another(const Message& message) {
@@ -327,19 +347,27 @@ private:
         answer(message, MessageKind::gone, message.to, "");
     }
 
-    void make_usable(Peer& peer, uint64_t number) {
-        const auto found = peer.regions.find(number);
-        if (found == peer.regions.end() || found->second.state != RemoteRegion::State::asked) return;
+    // The region that an answer is about; nullptr: it comes too late.
+    static RemoteRegion* find_asked(Peer& peer, const Message& answer) {
+        const auto found = peer.regions.find(answer.region);
+        if (found == peer.regions.end()) return nullptr;
+        RemoteRegion& region = found->second;
+        const bool is_asked = region.state == RemoteRegion::State::asked && region.question == answer.count;
+        return is_asked ? &region : nullptr;
+    }
+    void make_usable(Peer& peer, const Message& welcome) {
+        RemoteRegion* region = find_asked(peer, welcome);
+        if (!region) return;
         peer.state = Peer::State::ready;
-        found->second.state = RemoteRegion::State::usable;
-        for (const auto& transfer : std::exchange(found->second.waiting, {})) start(transfer);
+        region->state = RemoteRegion::State::usable;
+        for (const auto& transfer : std::exchange(region->waiting, {})) start(transfer);
     }
     // Nothing is kept of it: the next transfer asks again.
-    void refuse_region(Peer& peer, uint64_t number, const std::string& why) {
-        const auto found = peer.regions.find(number);
-        if (found == peer.regions.end()) return;
-        fail_waiting(found->second, peer.name + ": " + why);
-        peer.regions.erase(found);
+    void refuse_region(Peer& peer, const Message& refusal) {
+        RemoteRegion* region = find_asked(peer, refusal);
+        if (!region) return;
+        fail_waiting(*region, peer.name + ": " + refusal.text);
+        peer.regions.erase(refusal.region);
     }
 
     // ---- memory that its owner takes back ----
@@ -405,11 +433,21 @@ private:
         send(peer, MessageKind::ping, 0, 0, "");
     }
 
+    // One that was given up, and in whose hands memory is that its owner wants back, may have ended since.
+    void look_for_death(Peer& peer, TimePoint now) {
+        if (peer.is_gone) return;
+        if (peer.told.empty()) return void(peer.liveness = {});
+        const bool is_suspect = std::exchange(peer.is_suspect, false);
+        if (peer.liveness.is_gone(is_suspect, now)) set_gone(peer);
+    }
+    void set_gone(Peer& peer) {
+        peer.is_gone = true;
+        peer.liveness = {};
+    }
     void bury(Peer& peer, const std::string& what, bool is_gone) {
         set_dead(peer, what);
-        peer.is_gone = is_gone;
         peer.is_leaving = false;
-        peer.liveness = {};
+        if (is_gone) set_gone(peer);
         if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
         mailbox_.give_up_on(peer.at[0], peer.engine, peer.why);
@@ -441,12 +479,25 @@ private:
         peer.is_told_goodbye = true;
         send(peer, MessageKind::bye, 0, 0, "");
     }
-    // It was only silent. What it asks for is not done, and it must know; or it ends, and nothing is under way to it.
+    // It was only silent, and writes of both sides may still be under way: memory is asked for, and given back, as
+    // ever. What else it asks for is not done, and it must know; or it ends, and sends nothing more.
     void answer_as_dead(Peer& peer, const Message& message) {
-        if (peer.is_told_goodbye) return;
-        if (message.kind == MessageKind::bye) return tell_goodbye(peer);
-        if (message.kind == MessageKind::hello || message.kind == MessageKind::ping) {
-            send(peer, MessageKind::given_up, message.region, 0, "");
+        switch (message.kind) {
+            case MessageKind::revoke:
+                return revoke(peer, message.region);
+            case MessageKind::revoked:
+                peer.told.erase(message.region);
+                return;
+            case MessageKind::bye:
+                if (!peer.is_leaving) set_gone(peer);
+                if (!peer.is_told_goodbye) tell_goodbye(peer);
+                return;
+            case MessageKind::hello:
+            case MessageKind::ping:
+                if (!peer.is_told_goodbye) send(peer, MessageKind::given_up, message.region, 0, "");
+                return;
+            default:
+                return;
         }
     }
 
@@ -488,6 +539,8 @@ private:
     ClockStamps stamps_{
         trace_, [this](Peer& peer, MessageKind kind, const std::string& text) { send(peer, kind, 0, 0, text); }};
     const Hooks hooks_;
+    uint32_t num_introduced_ = 0;
+    uint64_t num_questions_ = 0;
     std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
     bool is_count_known_ = true;                    // of each immediate, who sent it
     std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address

@@ -1,5 +1,5 @@
-// A libfabric in front of the real one, which is named by SHIM_LIBRARY: its completion queues fail, or lose what came,
-// when a test says so.
+// A libfabric in front of the real one, which is named by SHIM_LIBRARY: its completion queues fail, lose what came, or
+// are not read, when a test says so.
 #include <algorithm>
 #include <atomic>
 
@@ -8,17 +8,25 @@
 extern "C" {
 std::atomic<int> shim_is_broken = 0;  // every queue
 std::atomic<int> shim_num_lost = 0;   // arrivals that are not told
+// How often the second queue can still be read; -1: without end. In between, its domain receives nothing.
+std::atomic<int> shim_num_reads = -1;
+std::atomic<int> shim_num_queues = 0;  // that were opened
 }
 
 namespace {
 
 using namespace in_front;
 
+std::atomic<fid_cq*> second_queue = nullptr;
 decltype(fi_ops_cq::readfrom) real_readfrom;
 decltype(fi_ops_domain::cq_open) real_cq_open;
 
 ssize_t readfrom(fid_cq* queue, void* into, size_t count, fi_addr_t* sources) {
     if (shim_is_broken) return -FI_EIO;
+    if (queue == second_queue && shim_num_reads >= 0) {
+        if (shim_num_reads == 0) return -FI_EAGAIN;
+        --shim_num_reads;
+    }
     const ssize_t found = real_readfrom(queue, into, count, sources);
     auto* entries = static_cast<fi_cq_data_entry*>(into);
     ssize_t left = 0;
@@ -36,6 +44,7 @@ ssize_t readfrom(fid_cq* queue, void* into, size_t count, fi_addr_t* sources) {
 int cq_open(fid_domain* domain, fi_cq_attr* attributes, fid_cq** queue, void* context) {
     const int result = real_cq_open(domain, attributes, queue, context);
     if (result != 0) return result;
+    if (++shim_num_queues == 2) second_queue = *queue;
     real_readfrom = (*queue)->ops->readfrom;
     (*queue)->ops = copy((*queue)->ops);
     (*queue)->ops->readfrom = readfrom;

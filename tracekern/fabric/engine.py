@@ -83,9 +83,12 @@ class DomainAddress:
     def from_text(cls, text: str) -> DomainAddress:
         """Raises BadInput for what str() of an address never is."""
         try:
-            return cls(bytes.fromhex(text))
+            address = bytes.fromhex(text)
         except ValueError:
-            raise BadInput(f"domain address {text[:40]!r}; wanted pairs of the digits 0 to f") from None
+            address = b""
+        if not text or address.hex() != text:  # fromhex() also takes spaces and capitals
+            raise BadInput(f"domain address {text[:40]!r}; wanted pairs of the digits 0 to f")
+        return cls(address)
 
     def __bytes__(self) -> bytes:
         return self._bytes
