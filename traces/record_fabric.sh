@@ -1,6 +1,7 @@
 #!/bin/sh
 # Records the captures of transfer engines again, with the machine and the date beside them: fabric_late_rank, two
-# processes of which one submits late, and weights with weights_broadcast, six hosts in namespaces, which need root.
+# processes of which one submits late, kv_cache, a prefiller that writes to the pages of a decoder, and weights with
+# weights_broadcast, six hosts in namespaces, which need root.
 # Names as arguments record only these. Needs libfabric (docs/fabric.md), and no GPU.
 set -e
 cd "$(dirname "$0")/.."
@@ -17,7 +18,7 @@ $3
 END
 }
 
-for name in ${*:-fabric_late_rank weights}; do
+for name in ${*:-fabric_late_rank kv_cache weights}; do
     directory=traces/$name
     rm -rf "$directory"
     case $name in
@@ -28,6 +29,25 @@ for name in ${*:-fabric_late_rank weights}; do
         describe "$directory" "tracekern $command" "\
 Rank 1 submits 1 ms later than rank 0 in each iteration. Open \`trace.pftrace.gz\` with \`tracekern open\`, or ask who was
 late: \`tracekern report $directory\`. [docs/fabric.md](../../docs/fabric.md#one-transfer-step-by-step) reads one transfer."
+        ;;
+    kv_cache)
+        command="examples/kv_cache/main.py --provider tcp --requests 4 --layer-ms 2 -o $directory"
+        $python $command
+        # Ranks that only engines connect have no launcher, which would write the table of contents.
+        $python - "$directory" <<'END'
+import sys
+from pathlib import Path
+
+from tracekern.dump.reader import peek_metadata
+from tracekern.segment.manifest import write_manifest
+
+directory = Path(sys.argv[1])
+write_manifest(directory, peek_metadata(directory / "rank_00000.tkdump")["run_id"])
+END
+        $python -m tracekern export "$directory" -o "$directory/trace.pftrace.gz"
+        describe "$directory" "python $command" "\
+Rank 0 is the decoder, rank 1 the prefiller: each \`layer\` is followed by a \`transfer\` of its 16 pages, the last one by
+the tail, too. The decoder's \`wait_imm\` ends with the 97th write. \`tracekern report $directory\` says what was waited for."
         ;;
     weights)
         command="benchmarks/weights.py --layers 4 --record $directory"
@@ -45,7 +65,7 @@ The same version through rank 0, which gathers bf16 from ranks 1 to 3, prepares 
 and 5. [docs/fabric.md](../../docs/fabric.md#weights-for-rl) puts it beside \`traces/weights\`."
         ;;
     *)
-        echo "record_fabric.sh: nothing is called $name; there are fabric_late_rank and weights" >&2
+        echo "record_fabric.sh: nothing is called $name; there are fabric_late_rank, kv_cache and weights" >&2
         exit 2
         ;;
     esac
