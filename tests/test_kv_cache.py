@@ -20,7 +20,7 @@ from toolchains import ROOT
 
 sys.path.insert(0, str(ROOT))
 from examples.kv_cache.decoder import Decoder, PageState, PrefillFailed
-from examples.kv_cache.main import LAYOUT, MAX_PAGES, NETS, be_prefiller, make_engine
+from examples.kv_cache.main import LAYOUT, MAX_PAGES, NETS, Given, be_prefiller, make_engine
 from examples.kv_cache.prefiller import Prefiller
 from examples.kv_cache.protocol import Cancel, Cancelled, Heartbeat, MalformedMessage, Request, decode, encode
 from tracekern import BadInput
@@ -42,7 +42,7 @@ class Run:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         name = f"prefiller {len(self.processes) + 1}"
-        process = context.Process(target=be_prefiller, args=(there, NETS[self.provider], 1, 2, "test", "", layer_s))
+        process = context.Process(target=be_prefiller, args=(there, Given(self.provider, layer_s=layer_s), 1))
         process.start()
         self.processes.append(process)
         address = DomainAddress.from_text(here.recv())

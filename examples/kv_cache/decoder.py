@@ -29,13 +29,15 @@ from tracekern import BadInput, TracekernError
 from tracekern.fabric import (
     DomainAddress,
     DomainGroupRouting,
+    ImmCounter,
     MemoryRegionHandle,
     TransferEngine,
     TransferError,
     count_immediates,
 )
 
-BEAT_S = 0.1
+BEAT_S, SILENCE_S = 0.1, 1.0
+"""A heartbeat is sent after so long, and awaited for so long."""
 
 
 class PrefillFailed(TracekernError):
@@ -92,6 +94,8 @@ class _Lent:
     is_cancelling: bool = False
     is_answered: bool = False
     """The request has been taken or refused: a cancel cannot overtake it any more."""
+    is_harmless: bool = True
+    """No write can land there: it was not asked for yet, or the prefiller has confirmed."""
 
 
 @dataclass
@@ -104,7 +108,7 @@ class _Link:
     memory: bytes
     lost: str = ""
     is_revoked: bool = False
-    is_beating: bool = False
+    beating_since: float | None = None
     lent: dict[int, _Lent] = field(default_factory=dict)
 
 
@@ -167,30 +171,44 @@ class Decoder:
             self._next_imm = imm = self._next_imm + 1
             link.lent[lent.request] = lent
         counter = self.engine.make_imm_counter(imm)
-        tail = count_immediates(DomainGroupRouting.round_robin(), self.engine.num_domains)
-        wanted = self.layout.layers * num_pages + tail
         reply_to = bytes(self.engine.main_address)
         try:
-            request = Request(lent.request, imm, seed, self.layout, reply_to, link.memory, lent.pages)
-            self.engine.submit_send(link.address, encode(request), lambda error: self._hear(link, error, lent))
-            while True:
-                try:
-                    counter.wait(wanted, min(BEAT_S, max(0.001, until - time.monotonic())))
-                    break
-                except TransferError:
-                    if link.lost or time.monotonic() > until:
-                        why = link.lost or f"the deadline of {deadline_s:g} s is over"
-                        told = f"{counter.count} of {wanted} writes had come"
-                        raise PrefillFailed(f"{link.name}: {why}; {told}") from None
+            request = encode(Request(lent.request, imm, seed, self.layout, reply_to, link.memory, lent.pages))
+            lent.is_harmless = False
+            self.engine.submit_send(link.address, request, lambda error: self._hear(link, error, lent))
+            self._wait_for(counter, self.num_writes(num_pages), link, lent, deadline_s)
             yield Cache(lent.pages, self.memory, self.layout)
             self._give_back(link, lent)
         except BaseException:
-            with self._lock:
-                lent.is_cancelling = True
-                self.pool.cancel(lent.pages)
+            self._cancel(link, lent)
             raise
         finally:
             self.engine.remove_imm_count(imm)
+
+    def num_writes(self, num_pages: int) -> int:
+        """Of a request: each page of each layer, and the tail."""
+        tail = count_immediates(DomainGroupRouting.round_robin(), self.engine.num_domains)
+        return self.layout.layers * num_pages + tail
+
+    def _wait_for(self, counter: ImmCounter, wanted: int, link: _Link, lent: _Lent, deadline_s: float) -> None:
+        while True:
+            left_s = lent.until - time.monotonic()
+            try:
+                return counter.wait(wanted, min(BEAT_S, max(0.001, left_s)))
+            except TransferError:
+                why = link.lost or ("it has given the request up" if lent.is_harmless else "")
+                if not why and left_s < 0:
+                    why = f"the deadline of {deadline_s:g} s is over"
+                if why:
+                    raise PrefillFailed(f"{link.name}: {why}; {counter.count} of {wanted} writes had come") from None
+
+    def _cancel(self, link: _Link, lent: _Lent) -> None:
+        """Keeps the pages until no write can land there."""
+        with self._lock:
+            lent.is_cancelling = True
+            self.pool.cancel(lent.pages)
+        if lent.is_harmless:
+            self._give_back(link, lent)
 
     def _give_back(self, link: _Link, lent: _Lent) -> None:
         with self._lock:
@@ -205,9 +223,13 @@ class Decoder:
             message = decode(bytes(view))
             if isinstance(message, Cancelled):
                 for link in self._links:
-                    lent = link.lent.get(message.request)
-                    if lent is not None and lent.is_cancelling:
-                        self._give_back(link, lent)
+                    if (lent := link.lent.get(message.request)) is not None:
+                        self._hear_confirmed(link, lent)
+
+    def _hear_confirmed(self, link: _Link, lent: _Lent) -> None:
+        lent.is_harmless = True
+        if lent.is_cancelling:
+            self._give_back(link, lent)
 
     # ---- prefillers that are late or dead ----
 
@@ -215,7 +237,7 @@ class Decoder:
         if lent is not None:
             lent.is_answered = True
         else:
-            link.is_beating = False
+            link.beating_since = None
         if error is not None and "receive buffers are in use" not in str(error):
             link.lost = link.lost or str(error)
 
@@ -225,14 +247,22 @@ class Decoder:
     def _look(self) -> None:
         while not self._is_over.wait(BEAT_S):
             for link in list(self._links):
-                if link.lent and not link.lost and not link.is_beating:
-                    link.is_beating = True
-                    self._send(link, Heartbeat())
-                    for lent in list(link.lent.values()):
-                        if lent.is_cancelling and lent.is_answered:
-                            self._send(link, Cancel(lent.request, bytes(self.engine.main_address)))
+                if link.lent and not link.lost:
+                    self._beat(link)
                 if link.lost:
                     self._take_back(link)
+
+    def _beat(self, link: _Link) -> None:
+        """Asks for an answer, and repeats cancels. A message to one that is known as dead need not fail at once."""
+        if (since := link.beating_since) is not None:
+            if time.monotonic() - since > SILENCE_S:
+                link.lost = f"no heartbeat was answered for {SILENCE_S:g} s"
+            return
+        link.beating_since = time.monotonic()
+        self._send(link, Heartbeat())
+        for lent in list(link.lent.values()):
+            if lent.is_cancelling and lent.is_answered:
+                self._send(link, Cancel(lent.request, bytes(self.engine.main_address)))
 
     def _take_back(self, link: _Link) -> None:
         """Nothing of a lost prefiller can land once its registration is gone; until then its pages stay."""

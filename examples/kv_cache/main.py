@@ -17,6 +17,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -38,17 +39,29 @@ def make_engine(net: Net) -> TransferEngine:
     return TransferEngine.builder().add_domains([net]).transfer_limit(LIMIT_S).build()
 
 
-def be_prefiller(pipe: Connection, net: Net, rank: int, world: int, run_id: str, output: str, layer_s: float) -> None:
+@dataclass(frozen=True)
+class Given:
+    """What the prefillers of a run have in common."""
+
+    provider: str = "tcp"
+    world: int = 2
+    run_id: str = ""
+    output: str = ""
+    layer_s: float = 0.0
+    device: str = "cpu"
+
+
+def be_prefiller(pipe: Connection, given: Given, rank: int) -> None:
     """A prefiller's process: tells its address, and serves until the pipe ends."""
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), TRACEKERN_RUN_ID=run_id)
-    engine = make_engine(net)
-    prefiller = Prefiller(engine, LAYOUT, MAX_PAGES, layer_s)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(given.world), TRACEKERN_RUN_ID=given.run_id)
+    engine = make_engine(NETS[given.provider])
+    prefiller = Prefiller(engine, LAYOUT, MAX_PAGES, given.layer_s, given.device)
     pipe.send(str(engine.main_address))
     with contextlib.suppress(EOFError), contextlib.ExitStack() as recording:
         while (request := pipe.recv()) != "stop":
             if request == "record":
-                record(recording, engine, output)
+                record(recording, engine, given.output)
             else:
                 recording.close()
             pipe.send("done")
@@ -62,16 +75,14 @@ def record(recording: contextlib.ExitStack, engine: TransferEngine, output: str)
     recording.enter_context(engine.traced(recording.enter_context(opened), 1 << 13))
 
 
-def run(provider: str, requests: int, prefillers: int, layer_s: float, output: str) -> int:
+def run(given: Given, requests: int) -> int:
     """Returns how many bytes were wrong."""
-    context, net, wrong = multiprocessing.get_context("spawn"), NETS[provider], 0
-    run_id, pipes = f"{os.getpid()}-{secrets.token_hex(4)}", []
-    os.environ.update(RANK="0", WORLD_SIZE=str(prefillers + 1), TRACEKERN_RUN_ID=run_id)
-    decoder = Decoder(make_engine(net), LAYOUT)
-    for rank in range(1, prefillers + 1):
+    context, prefillers, wrong, pipes = multiprocessing.get_context("spawn"), given.world - 1, 0, []
+    os.environ.update(RANK="0", WORLD_SIZE=str(given.world), TRACEKERN_RUN_ID=given.run_id)
+    decoder = Decoder(make_engine(NETS[given.provider]), LAYOUT)
+    for rank in range(1, given.world):
         here, there = context.Pipe()
-        arguments = (there, net, rank, prefillers + 1, run_id, output, layer_s)
-        context.Process(target=be_prefiller, args=arguments, daemon=True).start()
+        context.Process(target=be_prefiller, args=(there, given, rank), daemon=True).start()
         there.close()
         pipes.append(here)
     links = [
@@ -88,10 +99,10 @@ def run(provider: str, requests: int, prefillers: int, layer_s: float, output: s
 
     with contextlib.ExitStack() as recording, ThreadPoolExecutor(3) as pool:
         wrong += sum(pool.map(fetch, range(prefillers)))  # peers meet
-        if output:
-            tell(pipes, "record", lambda: record(recording, decoder.engine, output))
+        if given.output:
+            tell(pipes, "record", lambda: record(recording, decoder.engine, given.output))
         wrong += sum(pool.map(fetch, range(prefillers, prefillers + requests)))
-        if output:
+        if given.output:
             tell(pipes, "close", recording.close)
     for pipe in pipes:
         pipe.send("stop")
@@ -113,10 +124,14 @@ def main() -> int:
     parser.add_argument("--provider", choices=sorted(NETS), default="tcp")
     parser.add_argument("--requests", type=int, default=6)
     parser.add_argument("--prefillers", type=int, default=1)
-    parser.add_argument("--layer-ms", type=float, default=2.0, help="time that a layer takes at least")
+    parser.add_argument("--layer-ms", type=float, default=2.0, help="time that a layer takes at least, on the CPU")
+    has_gpu = torch.cuda.is_available()
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if has_gpu else "cpu", help="of the layers")
     parser.add_argument("-o", "--output", default="", help="record a capture")
-    given = parser.parse_args()
-    wrong = run(given.provider, given.requests, given.prefillers, given.layer_ms / 1e3, given.output)
+    asked = parser.parse_args()
+    run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
+    how = asked.output, asked.layer_ms / 1e3, asked.device
+    wrong = run(Given(asked.provider, asked.prefillers + 1, run_id, *how), asked.requests)
     return 1 if wrong else 0
 
 

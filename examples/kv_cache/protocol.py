@@ -63,7 +63,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """No write of the request is under way, and none will be submitted."""
+    """No write of the request is under way, and none will be submitted: after a cancel, or given up."""
 
     request: int
 
@@ -125,7 +125,15 @@ def _decode_request(request: int, body: bytes) -> Request:
     return Request(request, imm, seed, layout, rest[:reply_size], memory, pages)
 
 
+def steps(num_bytes: int) -> torch.Tensor:
+    """[num_bytes / 8] int64: what each word of a page has more than the first one."""
+    return torch.arange(num_bytes // 8) * _STEP
+
+
+def first_word(seed: int, layer: int, page: int) -> int:
+    return (seed * 0x9E3779B1 + layer * 0x85EBCA77C2B2 + page * 0xC2B2AE3D27) % (1 << 62)
+
+
 def content(seed: int, layer: int, page: int, num_bytes: int) -> torch.Tensor:
     """[num_bytes] uint8 that stand there alone: each word depends on prompt, layer, page of the prompt, and place."""
-    base = (seed * 0x9E3779B1 + layer * 0x85EBCA77C2B2 + page * 0xC2B2AE3D27) % (1 << 62)
-    return (torch.arange(num_bytes // 8) * _STEP + base).view(torch.uint8)
+    return (steps(num_bytes) + first_word(seed, layer, page)).view(torch.uint8)
