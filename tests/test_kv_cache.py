@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -19,14 +21,16 @@ from hypothesis import strategies as st
 from toolchains import ROOT
 
 sys.path.insert(0, str(ROOT))
-from examples.kv_cache.decoder import Decoder, PageState, PrefillFailed
+from examples.kv_cache.decoder import BEAT_S, Decoder, PageState, PrefillFailed
 from examples.kv_cache.main import LAYOUT, MAX_PAGES, NETS, Given, be_prefiller, make_engine
 from examples.kv_cache.prefiller import Prefiller
-from examples.kv_cache.protocol import Cancel, Cancelled, Heartbeat, MalformedMessage, Request, decode, encode
+from examples.kv_cache.protocol import Cancel, Cancelled, Heartbeat, Layout, MalformedMessage, Request, decode, encode
 from tracekern import BadInput
-from tracekern.fabric import DomainAddress, DoneFlag
+from tracekern.fabric import DomainAddress, DoneFlag, TransferError
 
-LONG_S = 30.0
+LONG_S, DEADLINE_S, PAGES = 30.0, 2.0, 4
+SILENT = "no heartbeat was answered for 1 s"
+GONE = f"(send: engine .* is dead: it has ended|{SILENT})"  # over shm, a message to a dead engine may wait
 numbers = st.integers(0, 2**32 - 1)
 REQUEST = Request(7, 3, 11, LAYOUT, b"there", b"memory", (5, 1, 9))
 
@@ -80,40 +84,43 @@ def test_many_requests_at_once_arrive_whole(run: Run):
     assert run.decoder.uncounted == 0
 
 
-def test_pages_of_a_late_prefiller_are_lent_again_only_after_it_has_confirmed(run: Run):
-    late, other = run.start(layer_s=0.05), run.start()
-    assert run.wrong_bytes(late, 1) == run.wrong_bytes(other, 1) == 0
+def test_a_prefiller_that_is_killed_is_named_early_and_its_pages_stay_until_the_deadline(run: Run):
+    killed, another = run.start(layer_s=0.1), run.start()
+    assert run.wrong_bytes(killed, 1) == run.wrong_bytes(another, 1) == 0
     with ThreadPoolExecutor(1) as pool:
-        failed = pool.submit(run.wrong_bytes, late, 2, MAX_PAGES, 0.5)
+        until = time.monotonic() + DEADLINE_S
+        failed = pool.submit(run.wrong_bytes, killed, 2, MAX_PAGES, DEADLINE_S)
         wait_until(lambda: run.decoder.pool.count(PageState.LENT))
-        os.kill(run.processes[0].pid, signal.SIGSTOP)
-        with pytest.raises(PrefillFailed, match="prefiller 1: the deadline of 0.5 s is over; .* of 97 writes had come"):
+        os.kill(run.processes[0].pid, signal.SIGKILL)
+        with pytest.raises(PrefillFailed, match=f"prefiller 1: {GONE}; .* of 97 writes had come"):
             failed.result(LONG_S)
     assert run.decoder.pool.count(PageState.CANCELLING) == MAX_PAGES
     with pytest.raises(BadInput, match="64 pages wanted; 48 are free, 0 are lent, 16 are being cancelled"):
         run.decoder.pool.lend(LAYOUT.pool_pages, 0.1)
-    os.kill(run.processes[0].pid, signal.SIGCONT)  # it goes on with its layers, and hears of the cancel meanwhile
-    run.wait_for_free(LAYOUT.pool_pages)
-    with ThreadPoolExecutor(4) as pool:  # all pages, those of the cancelled request as well
-        assert sum(pool.map(lambda seed: run.wrong_bytes(other, seed), range(3, 7))) == 0
-
-
-def test_a_prefiller_that_is_killed_is_named_and_its_pages_come_back(run: Run):
-    killed = run.start(layer_s=0.1)
-    assert run.wrong_bytes(killed, 1) == 0
-    with ThreadPoolExecutor(1) as pool:
-        failed = pool.submit(run.wrong_bytes, killed, 2, MAX_PAGES, 4.0)
-        wait_until(lambda: run.decoder.pool.count(PageState.LENT))
-        os.kill(run.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(PrefillFailed, match="prefiller 1: .*; .* of 97 writes had come"):
-            failed.result(LONG_S)
-    assert run.decoder.pool.count(PageState.CANCELLING) == MAX_PAGES
-    with pytest.raises(PrefillFailed, match="prefiller 1: "):
+    with pytest.raises(PrefillFailed, match=f"prefiller 1: {GONE}"):
         run.wrong_bytes(killed, 3)
     run.wait_for_free(LAYOUT.pool_pages)
-    another = run.start()
+    assert time.monotonic() > until
     with ThreadPoolExecutor(4) as pool:  # all pages
         assert sum(pool.map(lambda seed: run.wrong_bytes(another, seed), range(4, 8))) == 0
+
+
+def test_a_prefiller_that_is_silent_is_named_and_tears_nothing_when_it_goes_on(run: Run):
+    silent, other = run.start(layer_s=0.05), run.start()
+    assert run.wrong_bytes(silent, 1) == run.wrong_bytes(other, 1) == 0
+    with ThreadPoolExecutor(1) as pool:
+        until = time.monotonic() + DEADLINE_S
+        failed = pool.submit(run.wrong_bytes, silent, 2, MAX_PAGES, DEADLINE_S)
+        wait_until(lambda: run.decoder.pool.count(PageState.LENT))
+        os.kill(run.processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(PrefillFailed, match=f"prefiller 1: {SILENT}; .* of 97 writes had come"):
+            failed.result(LONG_S)
+        wait_until(lambda: time.monotonic() > until + 2 * BEAT_S)
+        assert run.decoder.pool.count(PageState.CANCELLING) == MAX_PAGES  # nobody knows whether it will go on
+        seeds = range(3, 15)
+        reading = [pool.submit(run.wrong_bytes, other, seed) for seed in seeds]
+        os.kill(run.processes[0].pid, signal.SIGCONT)
+        assert sum(each.result(LONG_S) for each in reading) == 0
 
 
 def test_requests_for_another_model_are_refused_in_a_line():
@@ -126,6 +133,197 @@ def test_requests_for_another_model_are_refused_in_a_line():
     assert own.refused == 4
     sender.stop()
     own.stop()
+
+
+# ---- within one process, where layers can be held back ----
+
+
+class Gate:
+    """Holds a model's layers back: it computes `layer` only when the gate is open."""
+
+    def __init__(self, prefiller: Prefiller, layer: int) -> None:
+        self.is_reached, self._open = threading.Event(), threading.Event()
+        compute = prefiller.model._compute
+
+        def compute_later(each: int) -> None:
+            if each == layer:
+                self.is_reached.set()
+                assert self._open.wait(LONG_S)
+            compute(each)
+
+        prefiller.model._compute = compute_later  # type: ignore[method-assign]
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class Here:
+    """A decoder and two prefillers in this process. A request takes all pages."""
+
+    def __init__(self) -> None:
+        self.layout = Layout(layers=3, page_bytes=1 << 10, pool_pages=PAGES, tail_bytes=1 << 10)
+        self.decoder = Decoder(make_engine(NETS["tcp"]), self.layout)
+        self.prefillers = [Prefiller(make_engine(NETS["tcp"]), self.layout, PAGES) for _ in range(2)]
+        self.links = [
+            self.decoder.add_prefiller(f"prefiller {number}", each.engine.main_address)
+            for number, each in enumerate(self.prefillers, 1)
+        ]
+
+    def read(self, link: int, seed: int, deadline_s: float = LONG_S, before: Callable[[], None] | None = None) -> int:
+        """Returns how many bytes are wrong when the decoder reads them."""
+        with self.decoder.fetch(self.links[link], seed, PAGES, deadline_s) as cache:
+            if before is not None:
+                before()
+            return cache.wrong_bytes(seed)
+
+    def finish(self, link: int) -> None:
+        """Waits until a prefiller has no job."""
+        wait_until(lambda: not self.prefillers[link]._jobs)
+
+    def stop(self) -> None:
+        for each in self.prefillers:
+            each.stop()
+        self.decoder.stop()
+
+
+@pytest.fixture
+def here() -> Iterator[Here]:
+    made = Here()
+    yield made
+    made.stop()
+
+
+# ---- faults that are planted, and must be seen ----
+
+
+def read_with_the_last_layer_held_back(here: Here) -> int:
+    """A decoder that waits for all writes cannot read before the gate is open."""
+    assert here.read(0, 1) == 0
+    gate = Gate(here.prefillers[0], here.layout.layers - 1)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(here.read, 0, 2)
+        assert gate.is_reached.wait(LONG_S)
+        wait([reading], 0.5)
+        gate.open()
+        return reading.result(LONG_S)
+
+
+def read_what_a_late_prefiller_was_to_write(here: Here) -> int:
+    """Pages go from a prefiller that is late to another one, and are read when the late one has ended."""
+    assert here.read(0, 1) == here.read(1, 2) == 0
+    gate = Gate(here.prefillers[0], 1)
+    with pytest.raises(PrefillFailed, match=f"prefiller 1: the deadline of 0.3 s is over; {PAGES} of .* had come"):
+        here.read(0, 3, 0.3)
+
+    def let_the_late_one_end() -> None:
+        gate.open()
+        here.finish(0)
+
+    try:
+        return here.read(1, 4, 0.7, let_the_late_one_end)
+    except BadInput:  # no page is free
+        let_the_late_one_end()
+    return here.read(1, 5)
+
+
+def count_fewer(here: Here, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(here.decoder, "num_writes", lambda num_pages: 2 * num_pages)
+
+
+def count_nothing(here: Here, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(here.decoder, "num_writes", lambda num_pages: 0)
+
+
+def count_up_early(here: Here, patch: pytest.MonkeyPatch) -> None:
+    model = here.prefillers[0].model
+    compute, count_up = model._compute, model._count_up
+    patch.setattr(model, "_count_up", lambda: None)
+
+    def compute_late(layer: int) -> None:
+        count_up()
+        time.sleep(0.05)
+        compute(layer)
+
+    patch.setattr(model, "_compute", compute_late)
+
+
+def free_at_the_deadline(here: Here, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(here.decoder, "_cancel", here.decoder._give_back)
+
+
+def confirm_at_once(here: Here, patch: pytest.MonkeyPatch) -> None:
+    late = here.prefillers[0]
+    patch.setattr(late, "_cancel", lambda message: late._confirm(message.request, message.reply_to))
+
+
+@pytest.mark.parametrize("fault", [None, count_fewer, count_nothing])
+def test_a_decoder_that_reads_before_its_last_write_is_seen(here: Here, fault: Any, monkeypatch: pytest.MonkeyPatch):
+    if fault is None:
+        assert read_with_the_last_layer_held_back(here) == 0
+        return
+    plant, read = fault, here.read
+    assert read(0, 1) == 0
+    gate = Gate(here.prefillers[0], here.layout.layers - 1)
+    plant(here, monkeypatch)
+    assert read(0, 2) >= here.layout.page_bytes // 8
+    gate.open()
+
+
+def test_a_word_that_is_counted_up_before_its_layer_is_seen(here: Here, monkeypatch: pytest.MonkeyPatch):
+    count_up_early(here, monkeypatch)
+    assert here.read(0, 1) > 0
+
+
+@pytest.mark.parametrize("fault", [None, free_at_the_deadline, confirm_at_once])
+def test_pages_that_are_lent_before_a_late_prefiller_has_ended_are_seen(
+    here: Here, fault: Any, monkeypatch: pytest.MonkeyPatch
+):
+    if fault is not None:
+        fault(here, monkeypatch)
+    wrong = read_what_a_late_prefiller_was_to_write(here)
+    assert (wrong > 0) == (fault is not None)
+
+
+# ---- requests that end early ----
+
+
+def test_a_request_that_cannot_be_submitted_is_given_up_and_the_next_one_served(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+):
+    engine = here.prefillers[0].engine
+
+    def refuse(*given: Any, **how: Any) -> None:
+        raise BadInput("planted")
+
+    for submit in ("submit_paged_writes", "submit_write"):  # the second: pages of all layers are under way
+        with monkeypatch.context() as planted:
+            planted.setattr(engine, submit, refuse)
+            with pytest.raises(PrefillFailed, match="prefiller 1: it has given the request up; .* writes had come"):
+                here.read(0, 1)
+        wait_until(lambda: here.decoder.pool.count(PageState.FREE) == PAGES)
+        assert here.read(0, 2) == 0
+
+
+def test_pages_of_a_lost_prefiller_stay_until_the_engine_says_that_none_can_write(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+):
+    gate, tried, engine = Gate(here.prefillers[0], 0), list[float](), here.decoder.engine
+
+    def refuse(handle: Any, timeout_s: float) -> None:
+        tried.append(time.monotonic())
+        raise TransferError("planted", "stalled")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(engine, "unregister_memory", refuse)
+        until = time.monotonic() + 0.2
+        with pytest.raises(PrefillFailed):
+            here.read(0, 1, 0.2)
+        here.links[0].lost = "planted"
+        wait_until(lambda: len(tried) > 2 and tried[-1] > until)
+        assert here.decoder.pool.count(PageState.CANCELLING) == PAGES
+    gate.open()
+    wait_until(lambda: here.decoder.pool.count(PageState.FREE) == PAGES)
+    assert here.read(1, 2) == 0
 
 
 # ---- messages ----
