@@ -22,7 +22,7 @@ from tracekern.timeline.iterations import find_iterations
 from tracekern.timeline.model import Flows, Timeline, TrackKind
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
-OF_ENGINES = {"fabric_late_rank", "weights", "weights_broadcast"}
+OF_ENGINES = {"fabric_late_rank", "kv_cache", "weights", "weights_broadcast"}
 OF_KERNELS = sorted({path.parent.name for path in TRACES.glob("*/capture.json")} - OF_ENGINES)
 DELAY_NS, CALLS = 50_000, 4
 

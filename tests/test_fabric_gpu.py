@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -10,7 +11,13 @@ import pytest
 import torch
 from fabric_pairs import LIMIT_S, NETS, Pair, engine
 from test_gpu import one_rank
+from toolchains import ROOT
 
+sys.path.insert(0, str(ROOT))
+from examples.kv_cache.decoder import Decoder
+from examples.kv_cache.main import LAYOUT, MAX_PAGES, make_engine
+from examples.kv_cache.main import NETS as ONE_NET
+from examples.kv_cache.prefiller import Prefiller
 from tracekern.fabric import DoneFlag
 from tracekern.record.session import capture
 from tracekern.timeline.load import load
@@ -82,3 +89,17 @@ def test_transfers_lie_between_the_kernels_that_they_came_between(tmp_path: Path
     assert slack < 20_000
     assert (spans.end[kernels[:, -1]] <= spans.start[transfers] + slack).all()
     assert (spans.end[transfers][:-1] <= spans.start[kernels[1:, 0]] + slack).all()
+
+
+@pytest.mark.gpu
+def test_layers_of_a_cuda_graph_count_up_the_word_behind_which_their_pages_are_written():
+    require_gpu()
+    decoder = Decoder(make_engine(ONE_NET["tcp"]), LAYOUT)
+    prefiller = Prefiller(make_engine(ONE_NET["tcp"]), LAYOUT, MAX_PAGES, device="cuda")
+    link = decoder.add_prefiller("prefiller 1", prefiller.engine.main_address)
+    for seed in range(20):
+        with decoder.fetch(link, seed, MAX_PAGES, LIMIT_S) as cache:
+            assert cache.wrong_bytes(seed) == 0
+    assert int(prefiller._word.tensor) == 20 * LAYOUT.layers
+    prefiller.stop()
+    decoder.stop()

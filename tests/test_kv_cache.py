@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+import torch
 from fabric_hosts import missing, run_on_hosts
 from fabric_pairs import wait_until
 from hypothesis import given
@@ -28,7 +30,7 @@ from examples.kv_cache.protocol import Cancel, Cancelled, Heartbeat, Layout, Mal
 from tracekern import BadInput
 from tracekern.fabric import DomainAddress, DoneFlag, TransferError
 
-LONG_S, DEADLINE_S, PAGES = 30.0, 2.0, 4
+LONG_S, DEADLINE_S, PAGES = 30.0, 2.5, 4
 SILENT = "no heartbeat was answered for 1 s"
 GONE = f"(send: engine .* is dead: it has ended|{SILENT})"  # over shm, a message to a dead engine may wait
 numbers = st.integers(0, 2**32 - 1)
@@ -36,22 +38,22 @@ REQUEST = Request(7, 3, 11, LAYOUT, b"there", b"memory", (5, 1, 9))
 
 
 class Run:
-    """A decoder here, and prefillers in processes of their own."""
+    """A decoder here, and prefillers in processes of their own: one to be killed, one to be stopped, and another."""
 
     def __init__(self, provider: str) -> None:
-        self.provider, self.processes, self._pipes = provider, list[Any](), list[Any]()
+        context, started = multiprocessing.get_context("spawn"), []
+        self.processes, self._pipes = list[Any](), list[Any]()
+        for layer_s in (0.1, 0.1, 0.0):
+            here, there = context.Pipe()
+            process = context.Process(target=be_prefiller, args=(there, Given(provider, layer_s=layer_s), 1))
+            process.start()
+            self.processes.append(process)
+            self._pipes.append(here)  # a prefiller ends with its pipe
         self.decoder = Decoder(make_engine(NETS[provider]), LAYOUT)
-
-    def start(self, layer_s: float = 0.0) -> Any:
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        name = f"prefiller {len(self.processes) + 1}"
-        process = context.Process(target=be_prefiller, args=(there, Given(self.provider, layer_s=layer_s), 1))
-        process.start()
-        self.processes.append(process)
-        address = DomainAddress.from_text(here.recv())
-        self._pipes.append(here)  # a prefiller ends with its pipe
-        return self.decoder.add_prefiller(name, address)
+        for number, pipe in enumerate(self._pipes, 1):
+            assert pipe.poll(LONG_S)
+            started.append(self.decoder.add_prefiller(f"prefiller {number}", DomainAddress.from_text(pipe.recv())))
+        self.killed, self.silent, self.other = started
 
     def stop(self) -> None:
         for process in self.processes:
@@ -64,12 +66,8 @@ class Run:
         with self.decoder.fetch(link, seed, pages, deadline_s) as cache:
             return cache.wrong_bytes(seed)
 
-    def wait_for_free(self, count: int) -> None:
-        wait_until(lambda: self.decoder.pool.count(PageState.FREE) == count)
-        assert self.decoder.pool.count(PageState.FREE) == count
 
-
-@pytest.fixture(params=NETS)
+@pytest.fixture(params=NETS, scope="module")
 def run(request: Any) -> Iterator[Run]:
     made = Run(request.param)
     yield made
@@ -77,60 +75,51 @@ def run(request: Any) -> Iterator[Run]:
 
 
 def test_many_requests_at_once_arrive_whole(run: Run):
-    link = run.start()
     with ThreadPoolExecutor(6) as pool:
-        assert sum(pool.map(lambda seed: run.wrong_bytes(link, seed, 1 + seed % MAX_PAGES), range(24))) == 0
-    run.wait_for_free(LAYOUT.pool_pages)
+        assert sum(pool.map(lambda seed: run.wrong_bytes(run.other, seed, 1 + seed % MAX_PAGES), range(24))) == 0
+    assert run.decoder.pool.count(PageState.FREE) == LAYOUT.pool_pages
     assert run.decoder.uncounted == 0
 
 
-def test_a_prefiller_that_is_killed_is_named_early_and_its_pages_stay_until_the_deadline(run: Run):
-    killed, another = run.start(layer_s=0.1), run.start()
-    assert run.wrong_bytes(killed, 1) == run.wrong_bytes(another, 1) == 0
-    with ThreadPoolExecutor(1) as pool:
+def test_prefillers_that_are_killed_or_silent_are_named_early_and_their_pages_wait(run: Run):
+    assert run.wrong_bytes(run.killed, 1) == run.wrong_bytes(run.silent, 1) == run.wrong_bytes(run.other, 1) == 0
+    count = run.decoder.pool.count
+    with ThreadPoolExecutor(4) as pool:
         until = time.monotonic() + DEADLINE_S
-        failed = pool.submit(run.wrong_bytes, killed, 2, MAX_PAGES, DEADLINE_S)
-        wait_until(lambda: run.decoder.pool.count(PageState.LENT))
+        killed, silent = (
+            pool.submit(run.wrong_bytes, link, 2, MAX_PAGES, DEADLINE_S) for link in (run.killed, run.silent)
+        )
+        wait_until(lambda: count(PageState.LENT) == 2 * MAX_PAGES)
         os.kill(run.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(PrefillFailed, match=f"prefiller 1: {GONE}; .* of 97 writes had come"):
-            failed.result(LONG_S)
-    assert run.decoder.pool.count(PageState.CANCELLING) == MAX_PAGES
-    with pytest.raises(BadInput, match="64 pages wanted; 48 are free, 0 are lent, 16 are being cancelled"):
-        run.decoder.pool.lend(LAYOUT.pool_pages, 0.1)
-    with pytest.raises(PrefillFailed, match=f"prefiller 1: {GONE}"):
-        run.wrong_bytes(killed, 3)
-    run.wait_for_free(LAYOUT.pool_pages)
-    assert time.monotonic() > until
-    with ThreadPoolExecutor(4) as pool:  # all pages
-        assert sum(pool.map(lambda seed: run.wrong_bytes(another, seed), range(4, 8))) == 0
-
-
-def test_a_prefiller_that_is_silent_is_named_and_tears_nothing_when_it_goes_on(run: Run):
-    silent, other = run.start(layer_s=0.05), run.start()
-    assert run.wrong_bytes(silent, 1) == run.wrong_bytes(other, 1) == 0
-    with ThreadPoolExecutor(1) as pool:
-        until = time.monotonic() + DEADLINE_S
-        failed = pool.submit(run.wrong_bytes, silent, 2, MAX_PAGES, DEADLINE_S)
-        wait_until(lambda: run.decoder.pool.count(PageState.LENT))
-        os.kill(run.processes[0].pid, signal.SIGSTOP)
-        with pytest.raises(PrefillFailed, match=f"prefiller 1: {SILENT}; .* of 97 writes had come"):
-            failed.result(LONG_S)
-        wait_until(lambda: time.monotonic() > until + 2 * BEAT_S)
-        assert run.decoder.pool.count(PageState.CANCELLING) == MAX_PAGES  # nobody knows whether it will go on
-        seeds = range(3, 15)
-        reading = [pool.submit(run.wrong_bytes, other, seed) for seed in seeds]
-        os.kill(run.processes[0].pid, signal.SIGCONT)
+        os.kill(run.processes[1].pid, signal.SIGSTOP)
+        with pytest.raises(PrefillFailed, match=f"prefiller 1: {GONE}; [0-9]+ of 97 writes had come"):
+            killed.result(LONG_S)
+        with pytest.raises(PrefillFailed, match=f"prefiller 2: {SILENT}; [0-9]+ of 97 writes had come"):
+            silent.result(LONG_S)
+        with pytest.raises(PrefillFailed, match=f"prefiller 1: {GONE}"):
+            run.wrong_bytes(run.killed, 3)
+        with pytest.raises(BadInput, match="64 pages wanted; 32 are free, 0 are lent, 32 are being cancelled"):
+            run.decoder.pool.lend(LAYOUT.pool_pages, 0.1)
+        wait_until(lambda: count(PageState.FREE) == 3 * MAX_PAGES)
+        assert time.monotonic() > until
+        wait_until(lambda: time.monotonic() > until + 3 * BEAT_S)
+        assert count(PageState.CANCELLING) == MAX_PAGES  # of the silent one, which may go on
+        reading = [pool.submit(run.wrong_bytes, run.other, seed) for seed in range(3, 15)]
+        os.kill(run.processes[1].pid, signal.SIGCONT)
         assert sum(each.result(LONG_S) for each in reading) == 0
 
 
 def test_requests_for_another_model_are_refused_in_a_line():
     own = Prefiller(make_engine(NETS["tcp"]), LAYOUT, MAX_PAGES)
     sender = make_engine(NETS["tcp"])
-    for payload in (b"", b"nonsense", encode(REQUEST)[:-1], encode(REQUEST)):  # the last has no descriptor
+    _, descriptor = sender.register_tensor(torch.zeros(LAYOUT.num_bytes, dtype=torch.uint8))
+    nobody = encode(dataclasses.replace(REQUEST, memory=descriptor.to_bytes(), reply_to=b""))
+    no_memory = encode(REQUEST)
+    for payload in (b"", b"nonsense", no_memory[:-1], no_memory, nobody):
         sender.submit_send(own.engine.main_address, payload, done := DoneFlag())
         done.wait(LONG_S)
-    wait_until(lambda: own.refused == 4)
-    assert own.refused == 4
+    wait_until(lambda: own.refused == 5)
+    assert own.refused == 5
     sender.stop()
     own.stop()
 
