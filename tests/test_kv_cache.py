@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fabric_hosts import missing, run_on_hosts
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from toolchains import ROOT
 
 sys.path.insert(0, str(ROOT))
+import tracekern
 from examples.kv_cache.decoder import BEAT_S, Decoder, PageState, PrefillFailed
 from examples.kv_cache.main import LAYOUT, MAX_PAGES, NETS, Given, be_prefiller, make_engine
 from examples.kv_cache.prefiller import Prefiller
@@ -365,3 +367,20 @@ def be_the_decoder(other: Any, nets: Any) -> int:
 @pytest.mark.skipif(missing() != "", reason=missing())
 def test_a_cache_travels_between_two_hosts():
     assert run_on_hosts(be_a_prefiller, be_the_decoder) == (None, 0)
+
+
+# ---- the page ----
+
+
+def test_the_page_says_what_the_kept_trace_shows():
+    timeline = tracekern.load(ROOT / "traces" / "kv_cache")
+    spans = timeline.spans
+    layers, transfers, waits = (timeline.rows_of(name) for name in ("host", "transfer", "wait_imm"))
+    starts, ends = spans.start[transfers, None], spans.end[transfers, None]
+    beside = (np.minimum(ends, spans.end[layers]) - np.maximum(starts, spans.start[layers])).clip(0).sum()
+    took = (ends - starts).sum()
+    after = [(end - spans.end[layers][spans.end[layers] <= end].max()) / 1e6 for end in spans.end[waits]]
+    page = " ".join((ROOT / "docs" / "fabric.md").read_text().split())
+    assert f"of {took / 1e6:.0f} ms of transfers {beside / 1e6:.0f} ms, {beside / took:.0%}".replace("%", " %") in page
+    assert f"ended {min(after):.1f} to {max(after):.1f} ms after the last layer" in page
+    assert f"`prefiller 2: {SILENT}; 32 of 97 writes had come`" in page
