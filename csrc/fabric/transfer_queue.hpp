@@ -200,7 +200,7 @@ private:
         const TransferPiece* pieces = &transfer.pieces[transfer.num_posted];
         const auto& way = transfer.targets->ways[pieces->target * domains_.size() + pieces->domain];
         const MemoryRegion* src = transfer.src.get();
-        Write write{};
+        Write write;  // a short one is counted in nanoseconds: what it has no pieces for stays as it was
         write.peer = way.at;
         write.num_pieces = count_together(transfer);
         for (uint32_t i = 0; i < write.num_pieces; ++i) {
