@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from fabric_pairs import LIMIT_S, NETS, Done, Pair, engine, wait_until
+from fabric_processes import source_and_peer
 
 from tracekern.errors import BadInput
-from tracekern.fabric import DoneFlag, TransferEngine, TransferError
+from tracekern.fabric import DomainAddress, DoneFlag, TransferEngine, TransferError
 
 EXHAUSTED = "all of the peer's 2 receive buffers are in use; send it again"
 
@@ -170,6 +172,18 @@ def test_messages_to_an_engine_of_this_process_that_was_stopped_are_errors(net):
         sender.stop()
     assert None not in late.wait(2)
     done.wait(100)
+
+
+def test_a_message_over_shm_to_a_peer_that_is_dead_is_refused():
+    with source_and_peer(*NETS["shm"]) as (source, peer):
+        assert source.write_once(peer.descriptor) is None
+        address = DomainAddress.from_text(peer.ask("address"))
+        peer.signal(signal.SIGKILL)
+        wait_until(lambda: source.told)
+        done = Done()
+        source.engine.submit_send(address, b"hello", done)
+        assert "send: engine " in str(done.wait()[0])
+        assert "is dead: it has ended" in str(done.errors[0])
 
 
 def test_messages_that_are_lent_outlive_their_engine():

@@ -47,6 +47,9 @@ public:
         if (const auto why = domain_.why_one_way(at); !why.empty()) {
             return tell(on_done, {Outcome::failed, "send: " + why});
         }
+        if (const auto dead = dead_.find(at); dead != dead_.end()) {
+            return tell(on_done, {Outcome::failed, "send: " + dead->second});
+        }
         const uint64_t number = ++num_sent_;
         waiting_[number] = {std::move(on_done), at, std::chrono::steady_clock::now() + limit_};
         Message message{MessageKind::payload, engine_};
@@ -75,7 +78,9 @@ public:
                  "send: the peer has not answered within the time limit; the message may have arrived"});
         }
     }
+    // A peer is dead. Over tcp another engine may be at its address next, and nobody there is an error.
     void fail_to(fi_addr_t at, const std::string& why) {
+        if (domain_.net().provider == "shm") dead_[at] = why;
         for (auto next = waiting_.begin(); next != waiting_.end();) {
             const auto [number, sent] = *next++;
             if (sent.at == at) end(number, {Outcome::failed, "send: " + why});
@@ -144,6 +149,7 @@ private:
     uint64_t num_sent_ = 0;
     std::map<uint64_t, Sent> waiting_;  // by number: the oldest first
     std::set<fi_addr_t> have_answered_;
+    std::map<fi_addr_t, std::string> dead_;  // and why
 };
 
 }  // namespace tracekern
