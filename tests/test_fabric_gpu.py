@@ -96,7 +96,7 @@ def test_layers_of_a_cuda_graph_count_up_the_word_behind_which_their_pages_are_w
     require_gpu()
     decoder = Decoder(make_engine(ONE_NET["tcp"]), LAYOUT)
     prefiller = Prefiller(make_engine(ONE_NET["tcp"]), LAYOUT, MAX_PAGES, device="cuda")
-    link = decoder.add_prefiller("prefiller 1", prefiller.engine.main_address)
+    link = decoder.add_prefiller("prefiller 1", prefiller.engine.main_address, prefiller.pulse)
     for seed in range(20):
         with decoder.fetch(link, seed, MAX_PAGES, LIMIT_S) as cache:
             assert cache.wrong_bytes(seed) == 0

@@ -16,10 +16,8 @@ from examples.kv_cache.protocol import (
     MAX_MESSAGE_BYTES,
     Cancel,
     Cancelled,
-    Heartbeat,
     Layout,
     MalformedMessage,
-    Message,
     Request,
     content,
     decode,
@@ -30,13 +28,14 @@ from tracekern.fabric import (
     DomainAddress,
     DomainGroupRouting,
     ImmCounter,
+    MemoryRegionDescriptor,
     MemoryRegionHandle,
     TransferEngine,
     TransferError,
     count_immediates,
 )
 
-BEAT_S, SILENCE_S = 0.1, 1.0
+BEAT_S, PULSE_IMM = 0.1, 0
 """A heartbeat is sent after so long, and awaited for so long."""
 
 
@@ -91,6 +90,7 @@ class _Lent:
     request: int
     pages: tuple[int, ...]
     until: float
+    counter: ImmCounter
     is_cancelling: bool = False
     is_answered: bool = False
     """The request has been taken or refused: a cancel cannot overtake it any more."""
@@ -104,11 +104,13 @@ class _Link:
 
     name: str
     address: DomainAddress
+    pulse: MemoryRegionDescriptor
+    """Heartbeats are immediates there: they end when the peer is dead, where a message may wait for its limit."""
     handle: MemoryRegionHandle
     memory: bytes
     lost: str = ""
     is_revoked: bool = False
-    beating_since: float | None = None
+    is_beating: bool = False
     lent: dict[int, _Lent] = field(default_factory=dict)
 
 
@@ -153,9 +155,9 @@ class Decoder:
         self._looking.join()
         self.engine.stop()
 
-    def add_prefiller(self, name: str, address: DomainAddress) -> _Link:
+    def add_prefiller(self, name: str, address: DomainAddress, pulse: MemoryRegionDescriptor) -> _Link:
         handle, descriptor = self.engine.register_tensor(self.memory)
-        link = _Link(name, address, handle, descriptor.to_bytes())
+        link = _Link(name, address, pulse, handle, descriptor.to_bytes())
         with self._lock:
             self._links.append(link)
         return link
@@ -165,18 +167,17 @@ class Decoder:
         """Lends the complete cache until the block ends. Raises PrefillFailed, and BadInput without free pages."""
         if link.lost:
             raise PrefillFailed(f"{link.name}: {link.lost}")
-        until = time.monotonic() + deadline_s
-        lent = _Lent(secrets.randbits(64), self.pool.lend(num_pages, deadline_s), until)
+        until, pages = time.monotonic() + deadline_s, self.pool.lend(num_pages, deadline_s)
         with self._lock:
             self._next_imm = imm = self._next_imm + 1
+            lent = _Lent(secrets.randbits(64), pages, until, self.engine.make_imm_counter(imm))
             link.lent[lent.request] = lent
-        counter = self.engine.make_imm_counter(imm)
         reply_to = bytes(self.engine.main_address)
         try:
             request = encode(Request(lent.request, imm, seed, self.layout, reply_to, link.memory, lent.pages))
             lent.is_harmless = False
             self.engine.submit_send(link.address, request, lambda error: self._hear(link, error, lent))
-            self._wait_for(counter, self.num_writes(num_pages), link, lent, deadline_s)
+            self._wait_for(self.num_writes(num_pages), link, lent, deadline_s)
             yield Cache(lent.pages, self.memory, self.layout)
             self._give_back(link, lent)
         except BaseException:
@@ -190,17 +191,18 @@ class Decoder:
         tail = count_immediates(DomainGroupRouting.round_robin(), self.engine.num_domains)
         return self.layout.layers * num_pages + tail
 
-    def _wait_for(self, counter: ImmCounter, wanted: int, link: _Link, lent: _Lent, deadline_s: float) -> None:
+    def _wait_for(self, wanted: int, link: _Link, lent: _Lent, deadline_s: float) -> None:
         while True:
             left_s = lent.until - time.monotonic()
             try:
-                return counter.wait(wanted, min(BEAT_S, max(0.001, left_s)))
+                return lent.counter.wait(wanted, min(BEAT_S, max(0.001, left_s)))
             except TransferError:
                 why = link.lost or ("it has given the request up" if lent.is_harmless else "")
                 if not why and left_s < 0:
                     why = f"the deadline of {deadline_s:g} s is over"
                 if why:
-                    raise PrefillFailed(f"{link.name}: {why}; {counter.count} of {wanted} writes had come") from None
+                    come = f"{lent.counter.count} of {wanted} writes had come"
+                    raise PrefillFailed(f"{link.name}: {why}; {come}") from None
 
     def _cancel(self, link: _Link, lent: _Lent) -> None:
         """Keeps the pages until no write can land there."""
@@ -233,16 +235,17 @@ class Decoder:
 
     # ---- prefillers that are late or dead ----
 
-    def _hear(self, link: _Link, error: TransferError | None, lent: _Lent | None = None) -> None:
-        if lent is not None:
-            lent.is_answered = True
-        else:
-            link.beating_since = None
+    def _hear(self, link: _Link, error: TransferError | None, lent: _Lent) -> None:
+        """A request has been taken or refused."""
+        lent.is_answered = True
         if error is not None and "receive buffers are in use" not in str(error):
             link.lost = link.lost or str(error)
 
-    def _send(self, link: _Link, message: Message) -> None:
-        self.engine.submit_send(link.address, encode(message), lambda error: self._hear(link, error))
+    def _feel(self, link: _Link, error: TransferError | None) -> None:
+        """A heartbeat has ended."""
+        link.is_beating = False
+        if error is not None:
+            link.lost = link.lost or f"heartbeat: {error}"
 
     def _look(self) -> None:
         while not self._is_over.wait(BEAT_S):
@@ -253,16 +256,14 @@ class Decoder:
                     self._take_back(link)
 
     def _beat(self, link: _Link) -> None:
-        """Asks for an answer, and repeats cancels. A message to one that is known as dead need not fail at once."""
-        if (since := link.beating_since) is not None:
-            if time.monotonic() - since > SILENCE_S:
-                link.lost = f"no heartbeat was answered for {SILENCE_S:g} s"
-            return
-        link.beating_since = time.monotonic()
-        self._send(link, Heartbeat())
+        """Feels whether it lives, and repeats cancels."""
+        if not link.is_beating:
+            link.is_beating = True
+            self.engine.submit_imm(link.pulse, PULSE_IMM, lambda error: self._feel(link, error))
         for lent in list(link.lent.values()):
             if lent.is_cancelling and lent.is_answered:
-                self._send(link, Cancel(lent.request, bytes(self.engine.main_address)))
+                cancel = encode(Cancel(lent.request, bytes(self.engine.main_address)))
+                self.engine.submit_send(link.address, cancel, lambda error: None)
 
     def _take_back(self, link: _Link) -> None:
         """Nothing of a lost prefiller can land once its registration is gone; until then its pages stay."""

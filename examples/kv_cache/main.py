@@ -52,12 +52,12 @@ class Given:
 
 
 def be_prefiller(pipe: Connection, given: Given, rank: int) -> None:
-    """A prefiller's process: tells its address, and serves until the pipe ends."""
+    """A prefiller's process: tells where it is, and serves until the pipe ends."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(given.world), TRACEKERN_RUN_ID=given.run_id)
     engine = make_engine(NETS[given.provider])
     prefiller = Prefiller(engine, LAYOUT, MAX_PAGES, given.layer_s, given.device)
-    pipe.send(str(engine.main_address))
+    pipe.send((str(engine.main_address), prefiller.pulse))
     with contextlib.suppress(EOFError), contextlib.ExitStack() as recording:
         while (request := pipe.recv()) != "stop":
             if request == "record":
@@ -85,10 +85,10 @@ def run(given: Given, requests: int) -> int:
         context.Process(target=be_prefiller, args=(there, given, rank), daemon=True).start()
         there.close()
         pipes.append(here)
-    links = [
-        decoder.add_prefiller(f"prefiller {rank}", DomainAddress.from_text(pipe.recv()))
-        for rank, pipe in enumerate(pipes, 1)
-    ]
+    links = []
+    for rank, pipe in enumerate(pipes, 1):
+        address, pulse = pipe.recv()
+        links.append(decoder.add_prefiller(f"prefiller {rank}", DomainAddress.from_text(address), pulse))
 
     def fetch(number: int) -> int:
         link = links[number % prefillers]

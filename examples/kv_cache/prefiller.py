@@ -63,6 +63,7 @@ class Prefiller:
             torch.cuda.init()  # before the word: it is pinned then
         self._word = engine.alloc_scalar_watcher(self._on_layers)
         self._take_cache()
+        _, self.pulse = engine.register_tensor(torch.zeros(8, dtype=torch.uint8))  # heartbeats write nothing there
         engine.submit_bouncing_recvs(MAX_MESSAGE_BYTES, 64, self._take)
         self._thread = threading.Thread(target=self._serve, name="model", daemon=True)
         self._thread.start()

@@ -13,7 +13,7 @@ MAX_MESSAGE_BYTES = 8000
 _MAGIC = b"KV01"
 _HEAD = struct.Struct("<4sBQ")  # magic, kind, request
 _REQUEST = struct.Struct("<IQIIIIHHI")  # imm, seed, layers, page_bytes, pool_pages, tail_bytes, address, memory, pages
-_REQUEST_KIND, _CANCEL_KIND, _CANCELLED_KIND, _HEARTBEAT_KIND = range(4)
+_REQUEST_KIND, _CANCEL_KIND, _CANCELLED_KIND = range(3)
 _STEP = 0x1E3779B97F4A7C15
 
 
@@ -68,22 +68,15 @@ class Cancelled:
     request: int
 
 
-@dataclass(frozen=True)
-class Heartbeat:
-    request: int = 0
-
-
-Message = Request | Cancel | Cancelled | Heartbeat
-_PLAIN = {_CANCELLED_KIND: Cancelled, _HEARTBEAT_KIND: Heartbeat}
+Message = Request | Cancel | Cancelled
 
 
 def encode(message: Message) -> bytes:
     """Raises MalformedMessage for a request of too many pages."""
     if isinstance(message, Cancel):
         return _HEAD.pack(_MAGIC, _CANCEL_KIND, message.request) + message.reply_to
-    if not isinstance(message, Request):
-        kind = _CANCELLED_KIND if isinstance(message, Cancelled) else _HEARTBEAT_KIND
-        return _HEAD.pack(_MAGIC, kind, message.request)
+    if isinstance(message, Cancelled):
+        return _HEAD.pack(_MAGIC, _CANCELLED_KIND, message.request)
     layout, sizes = message.layout, (len(message.reply_to), len(message.memory), len(message.pages))
     shape = layout.layers, layout.page_bytes, layout.pool_pages, layout.tail_bytes
     packed = _HEAD.pack(_MAGIC, _REQUEST_KIND, message.request)
@@ -105,9 +98,9 @@ def decode(packed: bytes) -> Message:
         return _decode_request(request, packed[_HEAD.size :])
     if kind == _CANCEL_KIND:
         return Cancel(request, packed[_HEAD.size :])
-    if kind not in _PLAIN or len(packed) != _HEAD.size:
-        raise MalformedMessage(f"a message of kind {kind} and {len(packed)} bytes; wanted kinds 0 to {_HEARTBEAT_KIND}")
-    return _PLAIN[kind](request)
+    if kind != _CANCELLED_KIND or len(packed) != _HEAD.size:
+        raise MalformedMessage(f"a message of kind {kind} and {len(packed)} bytes; wanted kinds 0 to {_CANCELLED_KIND}")
+    return Cancelled(request)
 
 
 def _decode_request(request: int, body: bytes) -> Request:
