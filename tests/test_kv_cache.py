@@ -84,6 +84,16 @@ def test_many_requests_at_once_arrive_whole(run: Run):
     assert run.decoder.uncounted == 0
 
 
+@pytest.mark.soak
+def test_thousands_of_requests_arrive_whole(run: Run):
+    with ThreadPoolExecutor(6) as pool:
+        for first in range(0, 3000, 100):
+            seeds = range(first, first + 100)
+            assert sum(pool.map(lambda seed: run.wrong_bytes(run.other, seed, 1 + seed % MAX_PAGES), seeds)) == 0
+    assert run.decoder.pool.count(PageState.FREE) == LAYOUT.pool_pages
+    assert run.decoder.uncounted == 0
+
+
 def begin(run: Run, link: Any, pool: ThreadPoolExecutor) -> Future[int]:
     """Returns a reading of which one layer has come, or some more."""
     reading = pool.submit(run.wrong_bytes, link, 2)
