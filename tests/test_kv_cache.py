@@ -33,7 +33,8 @@ from tracekern import BadInput
 from tracekern.fabric import DomainAddress, DoneFlag, Transfer, TransferError
 
 LONG_S, PAGES = 30.0, 4
-SILENT, GONE = "nothing was heard from it for 2000 ms", "it has ended"
+SILENT = "nothing was heard from it for 2000 ms"
+GONE = "(it has ended|Operation canceled)"  # the second: its socket was gone before its process
 numbers = st.integers(0, 2**32 - 1)
 REQUEST = Request(7, 3, 11, LAYOUT, b"there", b"memory", (5, 1, 9))
 

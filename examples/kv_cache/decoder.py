@@ -36,6 +36,8 @@ from tracekern.fabric import (
 )
 
 BEAT_S, PULSE_IMM = 0.1, 0
+PULSE_LIMIT_S = 30.0
+"""Longer than the engine waits for signs of life: it is the engine that says who is dead."""
 """A heartbeat is sent after so long, and awaited for so long."""
 
 
@@ -259,7 +261,7 @@ class Decoder:
         """Feels whether it lives, and repeats cancels."""
         if not link.is_beating:
             link.is_beating = True
-            self.engine.submit_imm(link.pulse, PULSE_IMM, lambda error: self._feel(link, error))
+            self.engine.submit_imm(link.pulse, PULSE_IMM, lambda error: self._feel(link, error), PULSE_LIMIT_S)
         for lent in list(link.lent.values()):
             if lent.is_cancelling and lent.is_answered:
                 cancel = encode(Cancel(lent.request, bytes(self.engine.main_address)))
