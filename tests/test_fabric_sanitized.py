@@ -62,8 +62,8 @@ BROKEN_RULES = {
     "an immediate from no memory": (
         "EFA's rules: write: no descriptor",
         "domain.hpp",
-        "piece.local : nothing_.local",
-        "piece.local : nullptr",
+        "is_nothing ? nothing_.local : write.local",
+        "is_nothing ? nullptr : write.local",
     ),
     "long writes": (
         "EFA's rules: write: .*; a device takes 5000 at once",

@@ -249,7 +249,7 @@ private:
         }
     }
     void register_and_unregister() {
-        const auto memory = std::make_unique<Bytes>(100);
+        Bytes* memory = source_.make_memory(100);
         const uint64_t region = source_.engine->register_memory(address_of(*memory), memory->size(), nullptr);
         source_.engine->describe(region);
         if (area_ == 0) {
@@ -258,6 +258,7 @@ private:
         }
         const std::string held = source_.engine->unregister_memory(region, kLimit);
         check(held.empty() || held == "the engine was stopped", "memory was not given back: " + held);
+        source_.free_memory(memory);  // not where the engine has thrown: it may use it until it has stopped
     }
     void record_once() {
         if (area_ != 0) return;  // an engine has one recording at a time

@@ -163,6 +163,20 @@ public:
     MemoryRegionDescriptor descriptor{};
     std::mutex messages_mutex;
     std::multiset<std::string> messages;  // that have come
+
+    // Memory that stays until it is freed, or as long as the engine.
+    Bytes* make_memory(size_t bytes) {
+        const std::lock_guard lock(memories_mutex_);
+        return memories_.insert(std::make_unique<Bytes>(bytes)).first->get();
+    }
+    void free_memory(const Bytes* memory) {
+        const std::lock_guard lock(memories_mutex_);
+        std::erase_if(memories_, [&](const auto& one) { return one.get() == memory; });
+    }
+
+private:
+    std::mutex memories_mutex_;
+    std::set<std::unique_ptr<Bytes>> memories_;
 };
 
 inline EngineOptions options_of(const Setup& setup, uint32_t num_domains, bool is_blind) {
