@@ -2,12 +2,13 @@
 
     python benchmarks/fabric.py [--pairs 7] [--providers tcp shm] [--rehearse efa] [--nixl FOLDER]
 
-Two processes, each pinned to a core of its own, write through 64 MiB of memory. fabric_raw.cpp posts and polls in one
-thread; fabric_engine.cpp does the same through csrc/fabric, and once more while it records. All ask for
-FI_DELIVERY_COMPLETE, keep as many writes under way, and have one thread that polls. They take turns: a ratio is of runs
-that follow each other, and what stands in the table is the median of these ratios, with the smallest and the largest;
-beside it the best runs. Absolute figures are of a machine that others may use; the copies inside one process, at the
-end, say how quiet it was. --rehearse efa adds rows of the engine on a tcp with EFA's rules (tests/cpp/efa_rules.cpp).
+Two processes, each pinned to a core of its own, write through 64 MiB of memory. fabric_raw.cpp posts a write for each
+page and polls, in one thread; fabric_engine.cpp moves the same through csrc/fabric, which may write pages together, and
+once more while it records. All ask for FI_DELIVERY_COMPLETE, keep as many writes under way, and have one thread that
+polls. They take turns: a ratio is of runs that follow each other, and what stands in the table is the median of these
+ratios, with the smallest and the largest; beside it the best runs. Absolute figures are of a machine that others may
+use; the copies inside one process, at the end, say how quiet it was. --rehearse efa adds rows of the engine on a tcp
+with EFA's rules (tests/cpp/efa_rules.cpp).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import fabric_nixl
-from harness import ROOT, Table, write_results
+from harness import ROOT, Table, about_network, write_results
 
 KiB, MiB = 1 << 10, 1 << 20
 SOURCES = {"tcp": "127.0.0.1", "shm": ""}
@@ -44,10 +45,6 @@ class Network:
     library: str
     status: str = "run"
     real_library: str = ""
-
-    @property
-    def about(self) -> dict[str, Any]:
-        return {"provider": self.name, "status": self.status, "cores": os.cpu_count()}
 
 
 def find_networks(providers: list[str], rehearse: list[str]) -> list[Network]:
@@ -133,7 +130,7 @@ def compile_program(folder: Path, name: str, *options: str) -> list[str]:
 
 def run(program: list[str], network: Network, case: Case) -> float:
     """Returns the program's figure. libfabric alone keeps no other provider's rules, and runs without them."""
-    library = network.real_library if "raw" in program[0] else network.library
+    library = network.real_library if Path(program[0]).name == "raw" else network.library
     source = SOURCES.get(network.provider, "")
     arguments = [library, network.provider, source, case.shape, case.bytes, case.count, case.window]
     command = [*program, *map(str, arguments)]
@@ -154,7 +151,7 @@ def measure(programs: dict[str, list[str]], network: Network, case: Case, pairs:
     best = min if case.unit == "p50_us" else max
     traced = [traced / engine for traced, engine in zip(found["traced"], found["engine"], strict=True)]
     return {
-        **network.about,
+        **about_network(network.name, network.status),
         "case": case.name,
         "unit": case.unit,
         **found,

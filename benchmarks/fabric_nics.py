@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from fabric_hosts import missing, run_on_hosts
-from harness import Table, write_results
+from harness import Table, about_network, write_results
 
 from tracekern.fabric import DoneFlag, Net, TransferEngine
 
@@ -59,8 +58,14 @@ def main() -> int:
         "missed" if goal and ratio < goal else "",
     )
     table.print()
-    about = {"provider": "tcp", "status": "run", "cores": os.cpu_count()}
-    about |= {"links": options.links, "rate": options.rate, "bytes": NUM_BYTES, "one_s": one, "all_s": many}
+    about = {
+        **about_network("tcp"),
+        "links": options.links,
+        "rate": options.rate,
+        "bytes": NUM_BYTES,
+        "one_s": one,
+        "all_s": many,
+    }
     write_results(f"fabric_nics_{options.links}", {**about, "ratios": ratios, "ratio": ratio, "goal": goal})
     return 0
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from harness import Table
+from harness import Table, about_network
 
 KiB, MiB = 1 << 10, 1 << 20
 MEMORY_BYTES = 64 * MiB
@@ -46,7 +46,7 @@ class Request:
 
     @property
     def places(self) -> list[int]:
-        """Where the pages go, in pages: anywhere, as those of a cache."""
+        """Returns the target's page for each page of the source, in no order, as in a cache."""
         return random.Random(1).sample(range(self.count), self.count)
 
 
@@ -229,7 +229,7 @@ def pass_on(pipes: tuple[Connection, Connection], system: str, requests: tuple[R
 def measure(nixl: str, pairs: int, requests: tuple[Request, ...] = REQUESTS) -> list[dict[str, Any]]:
     """Returns a row a request. nixl: the folder where it is installed; "" where it is not: the rows say so."""
     if not nixl:
-        return [{"case": request.name, "status": "not run", "how": HOW} for request in requests]
+        return [{**about_network("tcp", "not run"), "case": request.name, "how": HOW} for request in requests]
     if not (Path(nixl) / "nixl_cu12").is_dir():
         raise SystemExit(f"fabric: --nixl {nixl}: has no nixl_cu12; {HOW}")
     found: dict[str, list[list[float]]] = {system: [] for system in SYSTEMS}
@@ -247,9 +247,8 @@ def row_of(request: Request, seconds: dict[str, list[float]]) -> dict[str, Any]:
     way = min(SYSTEMS[1:], key=lambda name: statistics.median(seconds[name]))
     ratios = [nixl / engine for nixl, engine in zip(seconds[way], seconds["engine"], strict=True)]
     return {
-        "provider": "tcp",
+        **about_network("tcp"),
         "case": request.name,
-        "status": "run",
         "bytes": request.bytes * request.count,
         **{f"{name}_us": [1e6 * one for one in seconds[name]] for name in SYSTEMS},
         "nixl_way": way,

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fabric
-from harness import Table, write_results
+from harness import Table, about_network, write_results
 
 KiB, MiB = fabric.KiB, fabric.MiB
 SIZES = [256, KiB, 4 * KiB, 8 * KiB, 16 * KiB, 64 * KiB, 256 * KiB, MiB, 4 * MiB, 16 * MiB, 32 * MiB]
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def case_of(shape: str, size: int) -> fabric.Case:
-    """Of all the memory, once or more, in whole rounds."""
+    """Returns a case that writes all of the memory, once or several times."""
     in_one = MEMORY_BYTES // size
     rounds = max(1, min(MAX_WRITES // in_one, 16))
     window = 192 if size < MiB else max(4, 64 * MiB // size // 8)
@@ -80,7 +80,7 @@ def measure(program: list[str], network: fabric.Network, shape: str, size: int, 
     rates = [fabric.run(program, network, case) for _ in range(turns)]
     gbit_per_s = 8 * statistics.median(rates)
     return {
-        **network.about,
+        **about_network(network.name, network.status),
         "case": case.name,
         "shape": shape,
         "bytes": size,

@@ -34,6 +34,11 @@ class Table:
             print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
+def about_network(provider: str, status: str = "run") -> dict[str, Any]:
+    """What each result of a network says. status: run, rehearsed, or not run."""
+    return {"provider": provider, "status": status, "cores": os.cpu_count()}
+
+
 def cpu_model() -> str:
     """The processor's name, as Linux gives it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():

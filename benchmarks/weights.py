@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fabric_switch import Hosts, missing
-from harness import Table, write_results
+from harness import Table, about_network, write_results
 
 from examples.weights.controller import Ranks
 from examples.weights.ranks import Place
@@ -79,7 +79,13 @@ def main() -> int:
         }
         for way in WAYS
     ]
-    about = {"rate": options.rate, "layers": options.layers, "hidden": options.hidden, "slots": runs["direct"].slots}
+    about = {
+        **about_network("tcp"),
+        "rate": options.rate,
+        "layers": options.layers,
+        "hidden": options.hidden,
+        "slots": runs["direct"].slots,
+    }
     write_results("weights", {**about, "rows": rows})
     return int(any(wrong.values()) or statistics.median(ratios["broadcast"]) < GOAL)
 

@@ -113,7 +113,7 @@ def source_and_peer(
 
 
 SHIM_NUMBERS = {"shim_is_broken": 0, "shim_num_lost": 0, "shim_num_reads": -1, "shim_num_queues": 0}
-"""Of the shim: what each is where nothing fails."""
+"""The shim's variables, with the values under which nothing fails."""
 
 
 class Shim:

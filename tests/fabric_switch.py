@@ -1,6 +1,6 @@
 """Hosts at a switch, on one machine: network namespaces with a name and a NIC each, which a bridge joins.
 
-A NIC sends and receives at the given rate, whoever is at the other end. This needs root; missing() says what else this
+A NIC sends and receives at the given rate, with all others together. This needs root; missing() says what else this
 machine lacks. Unlike those of fabric_hosts.py, these hosts are empty: a process becomes part of one, by join().
 """
 

@@ -10,7 +10,7 @@ from tracekern.errors import NotBuilt
 from tracekern.fabric import GroupTransferRouting, Net, PageIndices, ScatterSlice
 
 NUM_BYTES = (5 << 20) + 100
-"""Of a write; a device takes 1 MiB at once."""
+"""Size of a write, which is longer than the 1 MiB that a device takes at once."""
 
 
 def test_a_write_longer_than_a_device_takes_counts_once_a_shard_after_its_bytes(efa_rules):

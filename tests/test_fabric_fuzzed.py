@@ -205,7 +205,7 @@ def test_a_descriptor_of_engine_0_which_stands_for_any_is_refused(live):
 
 @pytest.mark.parametrize("first", ["write", "hello"])
 def test_a_wrong_address_does_not_stand_in_the_way_of_the_right_one(live, first):
-    """It names an engine that is met later under its own address, whoever begins."""
+    """The wrong descriptor names an engine that is met afterwards at its own address. Either engine may begin."""
     wrong, chance, done = PackedDescriptor(live.dst.to_bytes()), random.Random(6), Done()
     address = wrong.addresses[0]
     digit = address.rindex(b":") + 1 if address.startswith(b"fi_shm") else 3  # of the endpoint, of the port

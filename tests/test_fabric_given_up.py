@@ -20,7 +20,7 @@ SILENCE_S = 1.0
 
 
 def hold(owner: Source, handle: MemoryRegionHandle) -> str:
-    """What is said to who wants memory back that is not free."""
+    """Asks for memory that is still in use. Returns the error's text."""
     with pytest.raises(TransferError) as held:
         owner.engine.unregister_memory(handle, timeout_s=0.1)
     assert held.value.outcome == "stalled"

@@ -142,8 +142,12 @@ public:
         if (found == peers_.end()) return;
         Peer& peer = found->second;
         peer.has_answered |= message.kind != MessageKind::gone;
-        if (peer.state == Peer::State::dead) return answer_as_dead(peer, message);
         peer.is_heard = true;
+        // Memory is asked for and given back also where one has given up the other, who may be silent only: writes of
+        // both may still be under way.
+        if (message.kind == MessageKind::revoke) return revoke(peer, message.region);
+        if (message.kind == MessageKind::revoked) return void(peer.told.erase(message.region));
+        if (peer.state == Peer::State::dead) return answer_as_dead(peer, message);
         switch (message.kind) {
             case MessageKind::welcome:
                 return make_usable(peer, message);
@@ -157,11 +161,6 @@ public:
                 return send(peer, MessageKind::tell_time, 0, 0, ClockStamps::answer(message.text));
             case MessageKind::tell_time:
                 return stamps_.take(peers_, peer, message.text);
-            case MessageKind::revoke:
-                return revoke(peer, message.region);
-            case MessageKind::revoked:
-                peer.told.erase(message.region);
-                return;
             case MessageKind::bye:
                 return let_go(peer);
             case MessageKind::gone:
@@ -479,15 +478,9 @@ private:
         peer.is_told_goodbye = true;
         send(peer, MessageKind::bye, 0, 0, "");
     }
-    // It was only silent, and writes of both sides may still be under way: memory is asked for, and given back, as
-    // ever. What else it asks for is not done, and it must know; or it ends, and sends nothing more.
+    // It was only silent. What it asks for is not done, and it must know; or it ends, and sends nothing more.
     void answer_as_dead(Peer& peer, const Message& message) {
         switch (message.kind) {
-            case MessageKind::revoke:
-                return revoke(peer, message.region);
-            case MessageKind::revoked:
-                peer.told.erase(message.region);
-                return;
             case MessageKind::bye:
                 if (!peer.is_leaving) set_gone(peer);
                 if (!peer.is_told_goodbye) tell_goodbye(peer);

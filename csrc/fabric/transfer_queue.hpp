@@ -200,7 +200,7 @@ private:
         const TransferPiece* pieces = &transfer.pieces[transfer.num_posted];
         const auto& way = transfer.targets->ways[pieces->target * domains_.size() + pieces->domain];
         const MemoryRegion* src = transfer.src.get();
-        Write write;  // a short one is counted in nanoseconds: what it has no pieces for stays as it was
+        Write write;  // not zeroed, for the sake of short ones: only num_pieces of each array are read
         write.peer = way.at;
         write.num_pieces = count_together(transfer);
         for (uint32_t i = 0; i < write.num_pieces; ++i) {
@@ -212,9 +212,10 @@ private:
         write.imm = transfer.imm.value_or(0);
         return write;
     }
-    // Of the pieces to be posted next: short ones to one peer through one domain. A confirmation costs more than they
-    // do.
+    // How many of the pieces that come next are written as one: short ones to one peer through one domain, since a
+    // confirmation costs more than they do. An immediate alone goes alone.
     uint32_t count_together(const Transfer& transfer) const {
+        if (!transfer.src) return 1;
         const auto first = transfer.pieces.begin() + static_cast<ptrdiff_t>(transfer.num_posted);
         const bool is_before_imms = transfer.num_posted < transfer.num_before_imms;
         const size_t end = is_before_imms ? transfer.num_before_imms : transfer.pieces.size();

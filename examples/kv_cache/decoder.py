@@ -36,9 +36,9 @@ from tracekern.fabric import (
 )
 
 BEAT_S, PULSE_IMM = 0.1, 0
+"""Time between heartbeats, and their immediate."""
 PULSE_LIMIT_S = 30.0
 """Longer than the engine waits for signs of life: it is the engine that says who is dead."""
-"""A heartbeat is sent after so long, and awaited for so long."""
 
 
 class PrefillFailed(TracekernError):
@@ -189,7 +189,7 @@ class Decoder:
             self.engine.remove_imm_count(imm)
 
     def num_writes(self, num_pages: int) -> int:
-        """Of a request: each page of each layer, and the tail."""
+        """Returns how many writes a request takes: one for each page of each layer, and the tail."""
         tail = count_immediates(DomainGroupRouting.round_robin(), self.engine.num_domains)
         return self.layout.layers * num_pages + tail
 

@@ -1,6 +1,5 @@
 // A libfabric in front of the real one, which is named by SHIM_LIBRARY: its tcp has the rules of EFA (fabric
-// efa-direct, fi_efa(7) of libfabric 2.x), and no others than EFA gives a program. What breaks a rule is refused, and
-// said on stderr.
+// efa-direct, fi_efa(7) of libfabric 2.x). What breaks a rule is refused, and said on stderr.
 //
 //   memory        is known by virtual addresses and keys of the provider; whatever is sent, written or received lies in
 //                 memory that was registered and is named by its descriptor, also where it has no bytes
