@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ def figures_of(name: str, library: str) -> None:
 
 @pytest.mark.parametrize("name", ["raw", "engine"])
 def test_a_program_of_the_benchmark_says_how_fast_it_was(name):
-    figures_of(name, require_library())
+    figures_of(name, os.environ.get("SHIM_LIBRARY") or require_library())  # in a rehearsal raw would break the rules
 
 
 def test_the_engine_runs_in_rehearsal(monkeypatch):
