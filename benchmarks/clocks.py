@@ -84,7 +84,7 @@ def run_rank(directory: Path, num_captures: int, seconds: float) -> None:
 def judge(directory: Path, index: int) -> CaptureResult:
     """Every event of a capture against where it truly belongs."""
     import tracekern
-    from tracekern import _C
+    from tracekern import _core
     from tracekern.dump.reader import read_dump
     from tracekern.timeline.clocks.fit import apply_clock
     from tracekern.timeline.decode.decoder import decode
@@ -100,8 +100,8 @@ def judge(directory: Path, index: int) -> CaptureResult:
         axis_ns = apply_clock(fits[rank], ticks)
         # A tick stands for any moment until the next one: look at both ends.
         errors = [
-            np.abs(axis_ns - _C.simulated_clock_ns(seed, reference, t0_ns, host_ns))
-            for host_ns in (_C.simulated_clock_host_ns(seed, rank, t0_ns, ticks + late) for late in (0, TICK_NS - 1))
+            np.abs(axis_ns - _core.simulated_clock_ns(seed, reference, t0_ns, host_ns))
+            for host_ns in (_core.simulated_clock_host_ns(seed, rank, t0_ns, ticks + late) for late in (0, TICK_NS - 1))
         ]
         allowed_ns = fits[rank].hard_ns if rank != reference else TICK_NS
         outside += int((np.maximum(*errors) > allowed_ns).sum())

@@ -102,9 +102,10 @@ def measure(directory: Path, num_launches: int) -> None:
     import torch
 
     import tracekern
-    from tracekern import _C, capture
+    from tracekern import capture
+    from tracekern.compiled import compiled
 
-    number, events = torch.zeros(1), _C.families["p2p"].event_table()
+    number, events = torch.zeros(1), compiled("p2p").event_table()
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {"launch_us": [], "torch_us": [], "no_capture_us": []}
     for _ in range((num_launches + WARM_UP) // IN_A_ROW):

@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, write_results
 
 import tracekern
-from tracekern import _C, capture
+from tracekern import capture
 from tracekern.comm.device import HostDevice, HostMemory
+from tracekern.compiled import compiled
 from tracekern.segment.writer import SegmentWriter
 
 WARPS = 4
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 def measure(tracks: int, num_launches: int) -> list[dict[str, Any]]:
-    shape = {"grid": tracks // WARPS, "warps": WARPS, "events": _C.families["p2p"].event_table(), "epoch": 1}
+    shape = {"grid": tracks // WARPS, "warps": WARPS, "events": compiled("p2p").event_table(), "epoch": 1}
     region_bytes = tracks * (64 + RECORDS * 16) + 64
     num_launches = min(num_launches, MAX_BYTES // region_bytes - WARM_UP - 1)
     times = {"untraced": times_of(lambda: tracekern.launch("k", **shape), num_launches)}

@@ -1,10 +1,13 @@
-// The extension module tracekern._C. Each domain registers itself; see csrc/apis/.
+// The extension module tracekern._core: all that belongs to no family of kernels. Each domain registers itself; see
+// csrc/apis/. The families have modules of their own: csrc/moe/<family>/bindings.cpp.
 #include <pybind11/pybind11.h>
 
+#include "apis/built_from.hpp"
 #include "apis/register.hpp"
 
-PYBIND11_MODULE(_C, module) {
-    module.doc() = "tracekern's compiled part";
+PYBIND11_MODULE(_core, module) {
+    module.doc() = "tracekern's compiled part, without the families of kernels";
+    module.attr("built_from") = tracekern::kBuiltFrom;
     tracekern::register_clocks(module);
     tracekern::register_comm(module);
     tracekern::register_dlpack(module);
@@ -13,5 +16,4 @@ PYBIND11_MODULE(_C, module) {
     tracekern::register_longest_path(module);
     tracekern::register_probe(module);
     tracekern::register_tracks(module);
-    tracekern::register_families(module);
 }

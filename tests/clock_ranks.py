@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch.distributed as dist
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.cpu import SimulatedClock
 from tracekern.comm.group import Group
 from tracekern.errors import PeerLost
@@ -25,7 +25,7 @@ NUM_ROUNDS = 3
 def open_clock(heap, seed, t0_ns, num_heap_ranks):
     """The simulated clock of this rank; its end of the heap is in the mapped file."""
     heaps = [heap.ctypes.data + PART_BYTES * index for index in range(dist.get_world_size())]
-    native = _C.CpuCommunicator(dist.get_rank(), heaps, 5_000_000_000, seed, t0_ns)
+    native = _core.CpuCommunicator(dist.get_rank(), heaps, 5_000_000_000, seed, t0_ns)
     return SimulatedClock(native, range(num_heap_ranks), seed)
 
 

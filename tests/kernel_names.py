@@ -6,7 +6,8 @@ import functools
 import re
 import subprocess
 
-from tracekern import _C
+from tracekern.compiled import compiled
+from tracekern.moe.families import FAMILIES
 
 _ENTRY = re.compile(
     r"void tracekern::entry<tracekern::(?P<body>\w+?)(?:::Kernel)?(?:<(?P<choices>.*)>)?, "
@@ -26,14 +27,14 @@ def readable(symbol: str) -> str:
     if found is None:
         return symbol
     words = re.sub(r"(?<=[a-z0-9P])(?=[A-Z][a-z])", "_", found["body"]).lower()
-    family = next(name for name in _C.families if words.startswith(f"{name}_"))
+    family = next(name for name in (*FAMILIES, "gemm") if words.startswith(f"{name}_"))
     choices = {choice.strip() for choice in (found["choices"] or "").split(",")}
-    variants = list(getattr(_C.families[family], "variants", ()))  # one without has ways of staging
-    variants += getattr(_C.families[family], "stagings", [])
+    variants = list(getattr(compiled(family), "variants", ()))  # one without has ways of staging
+    variants += getattr(compiled(family), "stagings", [])
     stages = [int(choice.rpartition(")")[2]) for choice in choices if "Stage)" in choice]
     own_staging = [words.rpartition("_")[2]] if words.rpartition("_")[2] in variants else []
     if stages:  # one body for several kernels
-        words = f"{family}_{_C.families[family].stages[stages[0]]}"
+        words = f"{family}_{compiled(family).stages[stages[0]]}"
     variant = [
         variants[int(choice.rpartition(")")[2])] for choice in choices if "Variant)" in choice or "Staging)" in choice
     ]

@@ -69,7 +69,7 @@ def main() -> int:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     if case == "no extension" and rank == 1:
-        sys.modules["tracekern._C"] = None
+        sys.modules["tracekern._core"] = None
     if case == "never comes" and rank == 1:
         time.sleep(LIMIT_S + 1)
         return finish(case)

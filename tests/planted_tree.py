@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = "-DTK_PLANTED_FAULTS -DTK_RANDOM_DELAYS"
-LEFT_BEHIND = (".*", "build", "traces", "_C.*.so", "_cuda.*.so")
+LEFT_BEHIND = (".*", "build", "traces", "_*.so")
 
 
 def build(directory: Path) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 120.0
-PRELOADED = ["torch", "torch.distributed", "numpy.random", "tracekern._C", "tracekern.comm.group"]
+PRELOADED = ["torch", "torch.distributed", "numpy.random", "tracekern._core", "tracekern.comm.group"]
 
 
 class RankFailed(AssertionError):

@@ -25,12 +25,14 @@ FREE = tuple(
     for name in ("errors", "files", "formatting", "environment", "garbage", "interpreter", "__version__")
 )
 """Free to all. They import only each other."""
-_COMPILED = ("tracekern._C", "tracekern._cuda", "tracekern._fabric")
+_COMPILED = ("tracekern._core", "tracekern._cuda", "tracekern.compiled")
+"""What is compiled, and what loads the parts that most commands do not need."""
 ALLOWED_IMPORTS = {
     "tracekern": tuple(
         f"tracekern.{name}" for name in ("record", "comm", "launcher", "timeline", "export", "analysis")
     ),
-    **dict.fromkeys(_COMPILED, ()),  # what is imported where there is no extension of that name
+    **dict.fromkeys(_COMPILED[:2], ()),  # what is imported where there is no extension of that name
+    "tracekern.compiled": ("tracekern._core",),
     "tracekern.__main__": ("tracekern.cli.main",),
     **dict.fromkeys(FREE, ()),
     "tracekern.dump": ("tracekern.dump",),
@@ -44,9 +46,9 @@ ALLOWED_IMPORTS = {
         *_COMPILED,
     ),
     "tracekern.timeline": ("tracekern.timeline", "tracekern.dump"),
-    "tracekern.export": ("tracekern.export", "tracekern.timeline", "tracekern._C"),
+    "tracekern.export": ("tracekern.export", "tracekern.timeline", "tracekern._core"),
     "tracekern.analysis": ("tracekern.analysis", "tracekern.timeline"),
-    "tracekern.analysis.why.longest_path": ("tracekern.analysis", "tracekern.timeline", "tracekern._C"),
+    "tracekern.analysis.why.longest_path": ("tracekern.analysis", "tracekern.timeline", "tracekern._core"),
     "tracekern.viewers": ("tracekern.viewers", "tracekern.timeline", "tracekern.analysis"),
     "tracekern.gate": ("tracekern.gate", "tracekern.analysis", "tracekern.timeline"),
     "tracekern.gate.pytest_plugin": ("tracekern.gate", "tracekern.analysis", "tracekern.timeline", "tracekern.record"),
@@ -122,7 +124,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:  # the module in `from tracekern import _C` is the name
+            for alias in node.names:  # the module in `from tracekern import _core` is the name
                 yield f"{module}.{alias.name}", node.lineno
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             yield from ((str(name.value), node.lineno) for name in node.args[:1] if isinstance(name, ast.Constant))
@@ -160,12 +162,12 @@ def test_the_import_check_finds_planted_faults(tmp_path, monkeypatch):
         "def lazily():\n"
         "    import torch\n"
         "    from ..record import session\n"
-        "    from tracekern import _C\n"
+        "    from tracekern import _core\n"
         "    import tracekern\n"
         "    from tracekern import load\n"
     )
     found = [fault.split()[-1] for fault in import_faults(planted)]
-    assert found == ["torch", "tracekern.record.session", "tracekern._C", "tracekern", "tracekern.load"]
+    assert found == ["torch", "tracekern.record.session", "tracekern._core", "tracekern", "tracekern.load"]
 
 
 def test_no_modules_import_each_other():
@@ -198,7 +200,7 @@ def test_commands_import_heavy_things_inside():
 def test_import_tracekern_is_light():
     code = (
         "import sys, tracekern; dir(tracekern); "
-        "print(sorted({'torch', 'tracekern._C', 'polars', 'pyarrow', 'typer', 'rich'} & set(sys.modules)))"
+        "print(sorted({'torch', 'tracekern._core', 'polars', 'pyarrow', 'typer', 'rich'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracekern import _C
+from tracekern import _core
+from tracekern.compiled import compiled
 from tracekern.dump import format as fmt
 
 SHAPE = {"max_tokens": 1, "topk": 1, "hidden": 1, "dtype": "bf16", "variant": "pipelined"}
@@ -31,7 +32,7 @@ def encoder(num_spans: int = 300, **changes: Any) -> tuple[Any, dict[str, Any]]:
     marks = {"track": numbers, "event": numbers, "launch": numbers, "time": times_of_none, "payload": payloads}
     flows = {f"{side}_span": times_of_none for side in ("signal", "early", "wait")}
     flows |= {f"{side}_id": payloads for side in ("signal", "early", "wait")}
-    return _C.PerfettoEncoder(tables, spans, marks, flows), spans
+    return _core.PerfettoEncoder(tables, spans, marks, flows), spans
 
 
 @pytest.mark.parametrize(
@@ -71,30 +72,30 @@ def test_tracks_may_stand_anywhere_and_records_are_aligned():
     headers["started"], records["word"] = fmt.STARTED, [fmt.RecordKind.MARK] * 3 + [0]
     moved = np.empty(headers.nbytes + 1, np.uint8)[1:]
     moved[:] = headers.view(np.uint8)
-    _C.find_records(moved, records.view(np.uint8), False)
+    _core.find_records(moved, records.view(np.uint8), False)
     assert moved.view(fmt.TRACK_HEADER)["written"].tolist() == [3]
     with pytest.raises(ValueError, match="aligned"):
-        _C.find_records(moved, np.zeros(records.nbytes + 1, np.uint8)[1:], False)
+        _core.find_records(moved, np.zeros(records.nbytes + 1, np.uint8)[1:], False)
 
 
 def test_a_rank_is_one_of_those_that_share_the_heap():
-    heap = np.zeros(2 * _C.heap_control_bytes, np.uint8)
-    start = -(-heap.ctypes.data // _C.heap_control_bytes) * _C.heap_control_bytes
+    heap = np.zeros(2 * _core.heap_control_bytes, np.uint8)
+    start = -(-heap.ctypes.data // _core.heap_control_bytes) * _core.heap_control_bytes
     for rank, heaps, why in (
         (1, [start], "rank 1, wanted one of the 1 that share it"),
         (0, [], "0 ranks, wanted 1 to 64"),
         (0, [start] * 65, "65 ranks, wanted 1 to 64"),
     ):
         with pytest.raises(ValueError, match=f"^symmetric heap: {why}$"):
-            _C.CpuCommunicator(rank, heaps, 1)
+            _core.CpuCommunicator(rank, heaps, 1)
 
 
 @pytest.mark.parametrize(("num_ranks", "num_experts"), [(0, 1), (2, 1)])
 def test_a_layout_has_ranks_and_experts(num_ranks, num_experts):
     with pytest.raises(ValueError, match="wanted ranks, each with an expert"):
-        _C.families["p2p"].heap_bytes(num_ranks=num_ranks, num_experts=num_experts, **SHAPE)
+        compiled("p2p").heap_bytes(num_ranks=num_ranks, num_experts=num_experts, **SHAPE)
 
 
 def test_a_layout_has_a_partition():
-    sizes = [_C.families["p2p"].heap_bytes(num_ranks=1, num_experts=1, partitions=count, **SHAPE) for count in (0, 1)]
+    sizes = [compiled("p2p").heap_bytes(num_ranks=1, num_experts=1, partitions=count, **SHAPE) for count in (0, 1)]
     assert sizes[0] == sizes[1]

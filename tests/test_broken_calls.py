@@ -14,9 +14,9 @@ import pytest
 import torch
 from rank_pool import RankPool
 
-from tracekern import _C
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
+from tracekern.compiled import compiled
 from tracekern.errors import BadInput, CallBroken, CommTimeout
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
@@ -154,7 +154,7 @@ def make_without_memory(group: Group) -> str:
     """Rank 1 has room for the heap, and none for the experts' rows, 67 MB."""
     shape = MoeShape(num_ranks=2, max_tokens=256, num_experts=8, topk=8, hidden=4096, dtype="fp32")
     sizes = {"max_tokens": 256, "num_experts": 8, "topk": 8, "hidden": 4096, "dtype": "fp32"}
-    heap_bytes = _C.families["p2p"].heap_bytes(num_ranks=2, variant="balanced", partitions=1, **sizes)
+    heap_bytes = compiled("p2p").heap_bytes(num_ranks=2, variant="balanced", partitions=1, **sizes)
     P2PPipeline(group, SHAPE, "balanced")  # the threads that the ranks talk by have their memory from here on
     try:
         with room_for(2 * heap_bytes + (32 << 20)) if group.rank == 1 else contextlib.nullcontext():
@@ -208,4 +208,4 @@ def test_more_than_a_flag_or_a_warp_can_hold_is_refused(max_tokens, topk, why):
     """In C++, whatever Python would allow: flags count rows in 24 bits, a warp looks at 32 results side by side."""
     shape = {"num_ranks": 1, "max_tokens": max_tokens, "num_experts": 64, "topk": topk, "hidden": 8, "dtype": "bf16"}
     with pytest.raises(ValueError, match=why):
-        _C.families["p2p"].own_bytes(**shape, variant="reduce", partitions=1)
+        compiled("p2p").own_bytes(**shape, variant="reduce", partitions=1)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.captures import CaptureSpec, metadata
 from tests.warm_ranks import run_ranks
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.device import HostClock, HostDevice
 from tracekern.comm.group import Group
 from tracekern.dump.format import SampleKind
@@ -27,7 +27,7 @@ SEED = 77
 
 def sample(directory, num_ranks, num_heap_ranks, dies_after_round=-1, seeds=None):
     """(t0_ns, [what each rank left]); seeds: of the ranks' clocks, 0 for the host's."""
-    t0_ns = _C.simulated_clock_now()
+    t0_ns = _core.simulated_clock_now()
     with open(directory / "heap", "wb") as heap:
         heap.truncate(num_ranks << 16)
     arguments = [directory, ",".join(map(str, seeds or [SEED] * num_ranks)), t0_ns, num_heap_ranks, dies_after_round]
@@ -51,8 +51,8 @@ def check_truth(t0_ns, left, nodes, seeds=None):
     for rank, part in enumerate(left):
         ticks = part["ticks"].astype(np.int64)
         for within_tick in (0, 31):
-            host_ns = _C.simulated_clock_host_ns(seeds[rank], rank, t0_ns, ticks + within_tick)
-            truth = _C.simulated_clock_ns(seeds[reference], reference, t0_ns, host_ns)
+            host_ns = _core.simulated_clock_host_ns(seeds[rank], rank, t0_ns, ticks + within_tick)
+            truth = _core.simulated_clock_ns(seeds[reference], reference, t0_ns, host_ns)
             # The reference's own ticks are the axis; what they are cut to is in the bounds of the others.
             limit = fits[rank].hard_ns if fits[rank].method != "reference" else within_tick + 1
             assert np.abs(apply_clock(fits[rank], ticks) - truth).max(initial=0) <= limit
@@ -167,7 +167,7 @@ def test_pairs_join_all_ranks_and_stay_few(num_ranks):
 
 @pytest.mark.parametrize(
     "num_captures",
-    [2, pytest.param(100, marks=pytest.mark.soak)],
+    [pytest.param(2, marks=pytest.mark.rotates), pytest.param(100, marks=pytest.mark.soak)],
 )
 def test_truth_is_within_hard_ns_at_every_event_of_real_captures(tmp_path, num_captures):
     root = Path(__file__).parents[1]

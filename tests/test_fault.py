@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.dump.fault import FAULT_RECORD, FIRST_FAULT_RECORD, INTERRUPTED, describe_fault, parse_fault
 from tracekern.moe.low_latency.settings import FAULT_SLOTS, FAULT_VALUES
 from tracekern.moe.p2p.pipeline import FAULT_VALUES as P2P_VALUES
 
-FIRST = _C.first_epoch
+FIRST = _core.first_epoch
 NEVER = FIRST - 1
 NAMES = {
     "rank_barrier": 9,

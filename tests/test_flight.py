@@ -17,7 +17,7 @@ import torch
 from tests.rank_pool import RankPool
 from tests.waiting import in_a_while
 from tests.warm_ranks import run_moe
-from tracekern import _C
+from tracekern import _core
 from tracekern.analysis.findings import analyze
 from tracekern.comm.group import Group
 from tracekern.dump import format as fmt
@@ -339,6 +339,6 @@ def test_time_limits_that_are_none_are_refused():
 
 def test_the_fault_record_is_the_compiled_one():
     offsets = {name: offset for name, (_, offset) in FAULT_RECORD.fields.items() if name != "unused"}
-    assert offsets == {name: _C.layout["fault_record"][name] for name in offsets}
-    assert FAULT_RECORD.itemsize == _C.layout["fault_record_bytes"]
-    assert (_C.flag_value_bits, _C.fault_interrupted) == (FLAG_VALUE_BITS, INTERRUPTED)
+    assert offsets == {name: _core.layout["fault_record"][name] for name in offsets}
+    assert FAULT_RECORD.itemsize == _core.layout["fault_record_bytes"]
+    assert (_core.flag_value_bits, _core.fault_interrupted) == (FLAG_VALUE_BITS, INTERRUPTED)

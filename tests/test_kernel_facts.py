@@ -14,8 +14,8 @@ from rank_pool import RankPool
 from trace_processor import TraceProcessor
 
 import tracekern
-from tracekern import _C
 from tracekern.comm.group import Group
+from tracekern.compiled import compiled
 from tracekern.errors import BadInput
 from tracekern.export.formats.chrome import write_chrome
 from tracekern.export.formats.parquet import write_parquet
@@ -161,7 +161,7 @@ def test_a_pipeline_tells_its_settings_and_what_the_user_says_comes_first(tmp_pa
     assert {event.bytes_each for event in timeline.events if event.name in ("copy_row", "send_partial")} == {ROW}
 
 
-TABLE = json.loads(_C.families["low_latency"].event_table())
+TABLE = json.loads(compiled("low_latency").event_table())
 
 
 def with_event(**changes: object) -> dict[str, object]:

@@ -21,9 +21,9 @@ from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.pipeline import LowLatencyPipeline
 from tracekern.moe.low_latency.reference import cast_to_fp8, dequantise, low_latency_reference
-from tracekern.moe.low_latency.settings import FACTS, MAX_TOPK, LaunchShape
+from tracekern.moe.low_latency.settings import FACTS, LaunchShape
 from tracekern.moe.routing import Batch
-from tracekern.moe.shape import MoeShape
+from tracekern.moe.shape import MAX_TOPK, MoeShape
 from tracekern.timeline.model import Timeline, field_values
 
 # ---- launch arithmetic and layout ----
@@ -222,6 +222,7 @@ def test_289_experts_leave_groups_idle(pools):
     assert pools(1).call(one_call, batches, 289, True, False) == [[]]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("num_ranks", [12, pytest.param(32, marks=pytest.mark.soak)])
 def test_many_tiny_ranks(num_ranks):
     batches = [draw(rank, 2, 512, num_ranks, 3) for rank in range(num_ranks)]

@@ -345,7 +345,7 @@ def ranks() -> Iterator[Callable[..., list[list[str]]]]:
         ("argument", "every=0: wanted 1 or more", "rank 1: every=0: wanted 1 or more"),
         ("preload", "ArithmeticError: of a preload function", "rank 1: ArithmeticError: of a preload function"),
         ("no room", "segment tracekern-.*: no room in", "rank 1: segment tracekern-.*: no room in"),
-        ("no extension", ".*tracekern._C", "rank 1: .*tracekern._C"),
+        ("no extension", ".*tracekern._core", "rank 1: .*tracekern._core"),
         ("taken", "segment .*: already there", "rank 1: segment .*: already there"),
         ("stopped clock", "RuntimeError: the clock cannot be read", "clock samples: rank 0 lost the others"),
         ("no gpu", ".*GPU", "rank 0: the other ranks do not answer"),

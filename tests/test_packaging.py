@@ -23,6 +23,7 @@ import pytest
 from toolchains import require
 
 ROOT = Path(__file__).resolve().parent.parent
+FAMILIES = [path.parent.name for path in (ROOT / "csrc" / "moe").glob("*/bindings.cpp")]
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +63,11 @@ def make_wheel(source: Path, folder: Path, **variables: str) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(checkout, tmp_path_factory) -> Path:
-    """What a wheel installs. The extension that `make` has built of the same sources is taken as it is."""
-    from tracekern import _C
-
+    """What a wheel installs. Extensions that `make` has built of the same sources are taken as they are."""
     built = checkout / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "tracekern"
     built.mkdir(parents=True)
-    shutil.copy2(_C.__file__, built)
+    for path in (ROOT / "tracekern").glob("_*.so"):
+        shutil.copy2(path, built)
     return make_wheel(checkout, tmp_path_factory.mktemp("wheel"))
 
 
@@ -89,7 +89,8 @@ def names_in(folder: Path) -> set[str]:
 
 def test_the_wheel_holds_what_an_installation_needs(installed, tmp_path):
     names = names_in(installed)
-    assert any(name.startswith("tracekern/_C.") and name.endswith(".so") for name in names)
+    extensions = {name.partition(".")[0] for name in names if name.endswith(".so")}
+    assert extensions >= {f"tracekern/_{name}" for name in ("core", *FAMILIES)}
     viewers = [path for path in (ROOT / "viewers").rglob("*") if path.suffix in {".py", ".css", ".js", ".sql"}]
     for path in [*(ROOT / "tracekern").rglob("*.py"), *viewers]:
         name = path.relative_to(ROOT).as_posix().replace("viewers/", "tracekern/viewers/", 1)
@@ -97,7 +98,7 @@ def test_the_wheel_holds_what_an_installation_needs(installed, tmp_path):
     headers = [path for part in ("trace", "platform") for path in (ROOT / "csrc" / part).glob("*.h*")]
     for path in [*(ROOT / "csrc").glob("tracekern*"), *headers]:
         assert f"tracekern/include/{path.relative_to(ROOT / 'csrc').as_posix()}" in names
-    code = "import tracekern, tracekern._C, tracekern.viewers; print(tracekern.include_path())"
+    code = "import tracekern, tracekern._core, tracekern.viewers; print(tracekern.include_path())"
     told = build("-c", code, cwd=tmp_path, PYTHONPATH=str(installed))
     assert told.stdout.strip() == str(installed / "tracekern" / "include"), told.stderr
 
@@ -120,7 +121,8 @@ def test_an_installation_has_all_headers_of_a_kernel(installed):
 
 def test_without_a_compiler_the_same_is_installed_except_for_the_extension(installed, bare):
     missing = {name.partition(".cpython")[0] for name in names_in(installed) - names_in(bare)}
-    assert missing - {"tracekern/_fabric"} == {"tracekern/_C"}  # the former is built where libfabric's headers are
+    # The transfer engine is built where libfabric's headers are.
+    assert missing - {"tracekern/_fabric"} == {f"tracekern/_{name}" for name in ("core", *FAMILIES)}
     assert names_in(bare) <= names_in(installed)
 
 
@@ -157,8 +159,8 @@ def test_without_a_compiler_all_that_reads_works_and_the_rest_says_what_to_do(ba
 @pytest.mark.parametrize(
     ("command", "variables", "told"),
     [
-        ("build", {"TRACEKERN_EXTENSION": "1"}, "tracekern._C cannot be compiled; it needs g++ with C++20: "),
-        ("build_ext", {}, "tracekern._C cannot be compiled; it needs g++ with C++20: "),
+        ("build", {"TRACEKERN_EXTENSION": "1"}, "tracekern._core cannot be compiled; it needs g++ with C++20: "),
+        ("build_ext", {}, "tracekern._core cannot be compiled; it needs g++ with C++20: "),
         ("build", {"TRACEKERN_CUDA": "1"}, "TRACEKERN_CUDA=1, but there is no nvcc on the PATH"),
         ("build", {"TRACEKERN_CUDA": "yes"}, "TRACEKERN_CUDA is 'yes'; wanted 1 "),
         ("build", {"TRACEKERN_BUILD_JOBS": "0"}, "TRACEKERN_BUILD_JOBS is '0'; wanted how many compilers "),
@@ -218,10 +220,10 @@ def test_make_refuses_an_interpreter_that_its_environment_does_not_have(tmp_path
 
 
 def test_the_stub_names_what_the_extension_has():
-    from tracekern import _C
+    from tracekern import _core
 
     declared = {}
-    for node in ast.parse((ROOT / "tracekern" / "_C.pyi").read_text()).body:
+    for node in ast.parse((ROOT / "tracekern" / "_core.pyi").read_text()).body:
         if isinstance(node, ast.ClassDef):
             declared[node.name] = {member.name for member in node.body if isinstance(member, ast.FunctionDef)}
         elif isinstance(node, ast.FunctionDef):
@@ -232,7 +234,7 @@ def test_the_stub_names_what_the_extension_has():
         name: {member for member in vars(value) if member == "__init__" or not member.startswith("_")}
         if isinstance(value, type)
         else set()
-        for name, value in vars(_C).items()
+        for name, value in vars(_core).items()
         if not name.startswith("__")
     }
     assert declared == present

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.dump import format as fmt
 
 START = 5 << fmt.LAP_SHIFT | (1 << fmt.LAP_SHIFT) - 50  # the low 48 bits wrap after 50 ticks
@@ -33,8 +33,8 @@ def read_ring(ring: np.ndarray, **changes: int) -> tuple[np.ndarray, np.void]:
     headers = np.zeros(1, fmt.TRACK_HEADER)
     for key, value in {"started": fmt.STARTED_RING, "start_ticks": START, **changes}.items():
         headers[key] = value
-    _C.find_records(as_bytes(headers), as_bytes(ring), False)
-    records = _C.copy_records(as_bytes(headers), as_bytes(ring)).view(fmt.WIDE_RECORD)
+    _core.find_records(as_bytes(headers), as_bytes(ring), False)
+    records = _core.copy_records(as_bytes(headers), as_bytes(ring)).view(fmt.WIDE_RECORD)
     assert len(records) == headers["written"][0]
     return records, headers[0]
 
@@ -97,10 +97,10 @@ def test_a_ring_that_is_written_while_it_is_read_keeps_its_place_in_the_dump(lat
     headers = np.zeros(2, fmt.TRACK_HEADER)
     headers["started"], headers["start_ticks"] = fmt.STARTED_RING, START
     rings = np.stack([ring, ring])
-    _C.find_records(as_bytes(headers), as_bytes(rings), False)
+    _core.find_records(as_bytes(headers), as_bytes(rings), False)
     rings[0] = 0
     write_ring(rings[0], START, 0, later)
-    records = _C.copy_records(as_bytes(headers), as_bytes(rings)).view(fmt.WIDE_RECORD)
+    records = _core.copy_records(as_bytes(headers), as_bytes(rings)).view(fmt.WIDE_RECORD)
     assert len(records) == 10
     assert records[5:]["ticks"].tolist() == [START + number for number in range(5)]
     assert np.count_nonzero(records[:5]["word"]) == min(later, 5)
@@ -110,9 +110,9 @@ def test_tracks_of_other_sizes_are_refused():
     headers, ring = np.zeros(2, fmt.TRACK_HEADER), np.zeros(3, fmt.WIDE_RECORD)
     for tracks, records in ((headers, ring), (headers[:1], as_bytes(ring)[:-1]), (headers[:0], ring)):
         with pytest.raises(ValueError, match="whole tracks"):
-            _C.find_records(as_bytes(tracks), as_bytes(records), False)
+            _core.find_records(as_bytes(tracks), as_bytes(records), False)
     headers["written"] = 4
     with pytest.raises(ValueError, match="comes first"):
-        _C.copy_records(as_bytes(headers[:1]), as_bytes(ring))
+        _core.copy_records(as_bytes(headers[:1]), as_bytes(ring))
     with pytest.raises(TypeError):
-        _C.copy_records(headers, as_bytes(ring))
+        _core.copy_records(headers, as_bytes(ring))

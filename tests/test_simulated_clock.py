@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.device import HostClock
 from tracekern.comm.group import Group
@@ -15,7 +15,7 @@ SEEDS_AND_RANKS = list(itertools.product((1, 7, 2**63), range(8)))
 
 
 def offsets_ns(seed, rank, host_ns):
-    return _C.simulated_clock_ns(seed, rank, T0, host_ns) - host_ns
+    return _core.simulated_clock_ns(seed, rank, T0, host_ns) - host_ns
 
 
 def test_offset_rate_and_wander_are_within_their_limits():
@@ -36,10 +36,10 @@ def test_every_seed_and_rank_has_its_own_clock():
 
 def test_ticks_are_multiples_of_32_ns_and_never_fall():
     host_ns = T0 + np.arange(-5_000, 5_000, dtype=np.int64)
-    ticks = _C.simulated_clock_ticks(7, 3, T0, host_ns)
+    ticks = _core.simulated_clock_ticks(7, 3, T0, host_ns)
     assert not (ticks % 32).any()
     assert set(np.unique(np.diff(ticks))) == {0, 32}
-    behind = _C.simulated_clock_ns(7, 3, T0, host_ns) - ticks
+    behind = _core.simulated_clock_ns(7, 3, T0, host_ns) - ticks
     assert behind.min() == 0
     assert behind.max() == 31
 
@@ -47,14 +47,14 @@ def test_ticks_are_multiples_of_32_ns_and_never_fall():
 def test_host_time_of_a_tick_is_the_inverse():
     host_ns = T0 + np.random.default_rng(5).integers(-SECOND, 3_600 * SECOND, 10_000)
     for seed, rank in SEEDS_AND_RANKS:
-        back = _C.simulated_clock_host_ns(seed, rank, T0, _C.simulated_clock_ns(seed, rank, T0, host_ns))
+        back = _core.simulated_clock_host_ns(seed, rank, T0, _core.simulated_clock_ns(seed, rank, T0, host_ns))
         assert np.abs(back - host_ns).max() <= 1
 
 
 def test_seed_0_is_the_hosts_clock():
     host_ns = T0 + np.arange(1_000, dtype=np.int64)
-    np.testing.assert_array_equal(_C.simulated_clock_ns(0, 5, T0, host_ns), host_ns)
-    np.testing.assert_array_equal(_C.simulated_clock_ticks(0, 5, T0, host_ns), host_ns // 32 * 32)
+    np.testing.assert_array_equal(_core.simulated_clock_ns(0, 5, T0, host_ns), host_ns)
+    np.testing.assert_array_equal(_core.simulated_clock_ticks(0, 5, T0, host_ns), host_ns // 32 * 32)
 
 
 def test_only_the_hosts_clock_is_one_for_all_ranks(monkeypatch):

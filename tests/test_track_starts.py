@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import TrackWriter
-from tracekern import _C
+from tracekern import _core
 from tracekern.record.session import Capture, capture
 from tracekern.timeline.load import load
 
@@ -23,18 +23,18 @@ LAUNCHES_BEFORE = {"recycled": 60}
 """Enough to have every region of the capture used again."""
 
 
-MEMORY = np.zeros(3 * _C.heap_control_bytes, np.uint8)
+MEMORY = np.zeros(3 * _core.heap_control_bytes, np.uint8)
 
 
 @pytest.fixture
-def ranks() -> list[_C.CpuCommunicator]:
+def ranks() -> list[_core.CpuCommunicator]:
     """Two ranks on one heap, whose barrier is a kernel of one warp each."""
-    first = -(-MEMORY.ctypes.data // _C.heap_control_bytes) * _C.heap_control_bytes
-    heaps = [first, first + _C.heap_control_bytes]
-    return [_C.CpuCommunicator(rank, heaps, timeout_ns=60_000_000_000) for rank in range(2)]
+    first = -(-MEMORY.ctypes.data // _core.heap_control_bytes) * _core.heap_control_bytes
+    heaps = [first, first + _core.heap_control_bytes]
+    return [_core.CpuCommunicator(rank, heaps, timeout_ns=60_000_000_000) for rank in range(2)]
 
 
-def barrier(ranks: list[_C.CpuCommunicator], *descriptors: int) -> None:
+def barrier(ranks: list[_core.CpuCommunicator], *descriptors: int) -> None:
     """The kernels of both run at the same time: each waits for the other."""
     threads = [
         threading.Thread(target=rank.barrier, kwargs={"descriptor": descriptor})
@@ -47,7 +47,7 @@ def barrier(ranks: list[_C.CpuCommunicator], *descriptors: int) -> None:
 
 
 def launch(session: Capture) -> int:
-    return session.launch("barrier", grid=1, warps=1, events=_C.barrier_event_table()).descriptor
+    return session.launch("barrier", grid=1, warps=1, events=_core.barrier_event_table()).descriptor
 
 
 def shared(directory: Path) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed  # noqa: F401 - for the forks
 
 import tracekern.record.session  # noqa: F401 - for the forks
-from tracekern import _C  # noqa: F401 - for the forks
+from tracekern import _core  # noqa: F401 - for the forks
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
 from tracekern.moe.options import MoeRun

@@ -1,4 +1,4 @@
-// tracekern._C: one rank's end of a symmetric heap on the CPU backend.
+// tracekern._core: one rank's end of a symmetric heap on the CPU backend.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,4 +1,4 @@
-// tracekern._cuda: the GPU twin of the communicator in _C.
+// tracekern._cuda: the GPU twin of the communicator in _core.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

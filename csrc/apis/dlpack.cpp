@@ -1,5 +1,6 @@
-// tracekern._C: memory as a capsule of DLPack, from which torch makes a tensor. Only DLPack lets its maker say on which
-// device: torch takes a bare address in a peer's memory for one of the peer's GPU, where this process maps nothing.
+// tracekern._core: memory as a capsule of DLPack, from which torch makes a tensor. Only DLPack lets its maker say on
+// which device it is: torch takes a bare address in a peer's memory for one of the peer's GPU, where this process maps
+// nothing.
 #include <pybind11/pybind11.h>
 
 #include "apis/register.hpp"

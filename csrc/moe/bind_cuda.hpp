@@ -6,6 +6,16 @@
 
 namespace tracekern {
 
+// The module of a family in an extension: `families` of that extension, under the family's name.
+template <class Family>
+pybind11::module_ family_module(pybind11::module_& extension) {
+    const auto name = extension.attr("__name__").cast<std::string>() + "." + Family::kName;
+    auto family = pybind11::reinterpret_steal<pybind11::module_>(PyModule_New(name.c_str()));
+    if (!family) throw pybind11::error_already_set();
+    extension.attr("families")[Family::kName] = family;
+    return family;
+}
+
 inline PipelineBackendCuda take_cuda_backend(pybind11::kwargs&) {
     return {};
 }

@@ -142,6 +142,8 @@ private:
 #endif
     };
 
+    static constexpr size_t kMaxKept = 1024;  // 2 of a process's 65,530 mappings each
+
     // Stacks are kept from launch to launch: mapping one costs more than a short kernel.
     static std::vector<std::unique_ptr<FiberStack>>& pool() {
         static thread_local std::vector<std::unique_ptr<FiberStack>> stacks;
@@ -153,7 +155,10 @@ private:
         pool().pop_back();
         return stack;
     }
-    static void give_stack(std::unique_ptr<FiberStack> stack) { pool().push_back(std::move(stack)); }
+    // Each extension has a pool of its own: all of them together must leave mappings for the warps of a launch.
+    static void give_stack(std::unique_ptr<FiberStack> stack) {
+        if (pool().size() < kMaxKept) pool().push_back(std::move(stack));
+    }
 
 #if defined(__x86_64__)
     static void enter() {

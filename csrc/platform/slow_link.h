@@ -21,14 +21,8 @@ class SlowLink {
 public:
     // heaps: where ranks of other nodes have theirs, of heap_bytes each.
     SlowLink(std::vector<uint64_t> heaps, uint64_t heap_bytes, double gb_per_s)
-        : heaps_(std::move(heaps)), heap_bytes_(heap_bytes), bytes_per_ns_(gb_per_s) {
-        num_links_.fetch_add(1, std::memory_order_relaxed);
-    }
-    ~SlowLink() { num_links_.fetch_sub(1, std::memory_order_relaxed); }
+        : heaps_(std::move(heaps)), heap_bytes_(heap_bytes), bytes_per_ns_(gb_per_s) {}
     SlowLink(const SlowLink&) = delete;
-
-    // Whether a rank of this process has one: where none has, stores are to cost no more than a look at a word.
-    static bool any() { return num_links_.load(std::memory_order_relaxed) != 0; }
 
     bool leads_to(const void* place) const {
         const auto at = reinterpret_cast<uint64_t>(place);
@@ -46,7 +40,6 @@ public:
     }
 
 private:
-    static inline std::atomic<uint32_t> num_links_ = 0;
     const std::vector<uint64_t> heaps_;
     const uint64_t heap_bytes_;
     const double bytes_per_ns_;
@@ -75,20 +68,28 @@ struct Outgoing {
     }
 };
 inline thread_local Outgoing outgoing;
+// Threads of this extension that have a link: where none has, stores are to cost no more than a look at a word.
+inline std::atomic<uint32_t> num_linked_threads = 0;
 
 inline void add_outgoing(const void* place, uint64_t num_bytes) {
-    if (SlowLink::any()) outgoing.add(place, num_bytes);
+    if (num_linked_threads.load(std::memory_order_relaxed) != 0) outgoing.add(place, num_bytes);
 }
 template <class Relax>
 void drain_outgoing(Relax relax) {
-    if (SlowLink::any()) outgoing.drain(relax);
+    if (num_linked_threads.load(std::memory_order_relaxed) != 0) outgoing.drain(relax);
 }
 
 // Sends what this thread's warps store over a link, or over none; without one at the end of the scope.
 class LinkScope {
 public:
-    explicit LinkScope(SlowLink* link) { outgoing = {link}; }
-    ~LinkScope() { outgoing = {}; }
+    explicit LinkScope(SlowLink* link) {
+        outgoing = {link};
+        if (link) num_linked_threads.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~LinkScope() {
+        if (outgoing.link) num_linked_threads.fetch_sub(1, std::memory_order_relaxed);
+        outgoing = {};
+    }
     LinkScope(const LinkScope&) = delete;
 };
 

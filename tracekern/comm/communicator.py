@@ -74,7 +74,7 @@ class Communicator:
         *,
         reserved_bytes: int = 0,
     ) -> None:
-        from tracekern import _C
+        from tracekern import _core
 
         require_group(group)
         if not group.is_connected:
@@ -90,9 +90,9 @@ class Communicator:
         """For tracekern.capture(..., device=...)."""
         self._users: list[dict[str, Any]] = []
         self._fault_names = {
-            "rank_barrier": _C.rank_barrier_stage,
-            "channels": list(_C.channels),
-            "first_epoch": _C.first_epoch,
+            "rank_barrier": _core.rank_barrier_stage,
+            "channels": list(_core.channels),
+            "first_epoch": _core.first_epoch,
             "kernels": self._users,
         }
         self._failure: CommTimeout | CallBroken | DeviceLost | None = None
@@ -112,18 +112,18 @@ class Communicator:
             self.device.torch_device,
             owner=self.native if backend == "cuda" else self._heap,
         )
-        self._symmetric = SymmetricAllocator(group, heap, max(reserved_bytes, _C.heap_control_bytes))
-        self._barrier_events = _C.barrier_event_table()
+        self._symmetric = SymmetricAllocator(group, heap, max(reserved_bytes, _core.heap_control_bytes))
+        self._barrier_events = _core.barrier_event_table()
         self.board = Board(group)
         self._in_call = threading.Lock()
         group.barrier()
 
     def _open_cpu(self, num_bytes: int, timeout_s: float) -> None:
-        from tracekern import _C
+        from tracekern import _core
 
         self._heap = SymmetricHeap(self.group, num_bytes)
         seed, t0_ns = clock_from_environment()
-        self.native = _C.CpuCommunicator(
+        self.native = _core.CpuCommunicator(
             rank=self.group.rank,
             heaps=self._heap.addresses,
             timeout_ns=int(timeout_s * 1e9),

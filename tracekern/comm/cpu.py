@@ -38,11 +38,11 @@ class SimulatedClock:
 
     def __init__(self, native: Any, ranks: Sequence[int], seed: int) -> None:
         """seed: of the clock in `native`; 0 for the host's clock."""
-        from tracekern import _C
+        from tracekern import _core
 
         self.id = "" if seed else host_clock_id()
         self.ranks = ranks
-        self._native, self._c = native, _C
+        self._native, self._c = native, _core
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -254,7 +254,7 @@ def open_device(wanted: CaptureDevice | str, group: Group) -> CaptureDevice:
         return HostDevice()
     if wanted != "cuda":
         raise BadInput(f"device={wanted!r}: wanted 'cpu', 'cuda' or the device of a communicator")
-    from tracekern import _C
+    from tracekern import _core
     from tracekern.comm.cuda import open_cuda
 
-    return open_cuda(group, _C.heap_control_bytes, timeout_s=10.0)[1]
+    return open_cuda(group, _core.heap_control_bytes, timeout_s=10.0)[1]

@@ -63,14 +63,14 @@ class SymmetricTensor:
         """
         import torch
 
-        from tracekern import _C
+        from tracekern import _core
 
         if rank not in range(len(self.pointers)):
             raise BadInput(f"peer({rank!r}): wanted a rank from 0 to {len(self.pointers) - 1}")
         device = torch.device(self._heap.torch_device)
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         kind = _DLPACK_DEVICES[device.type]
-        capsule = _C.dlpack(self._heap.owner, self.pointers[rank], num_bytes, kind, device.index or 0)
+        capsule = _core.dlpack(self._heap.owner, self.pointers[rank], num_bytes, kind, device.index or 0)
         return torch.utils.dlpack.from_dlpack(capsule).view(self.dtype).view(self.shape)
 
 

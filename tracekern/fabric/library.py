@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tracekern.compiled import compiled
 from tracekern.errors import NotBuilt
 
 _NAMED = "TRACEKERN_LIBFABRIC"
@@ -18,9 +19,7 @@ _LIBRARY, _PROVIDERS = "libfabric.so.1", "libfabric"
 
 def native() -> Any:
     """Returns tracekern._fabric. Raises NotBuilt."""
-    from tracekern import _fabric
-
-    return _fabric
+    return compiled("fabric")
 
 
 def find_library() -> str:

@@ -71,6 +71,8 @@ class ExpertKind:
     tensor_bytes: Callable[[MoeShape, int, ExpertRows], int] = lambda *run: 0
     """Returns the bytes of a rank's weights and of its rows inside the experts. Takes the shape, the intermediate size
     and how rows lie."""
+    compiled_part: str = ""
+    """Name of the compiled part with their kernels; "" for none."""
 
 
 SCALE = ExpertKind("scale", lambda shape, intermediate, detail: draw_experts(shape))

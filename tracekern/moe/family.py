@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracekern import _C
+from tracekern.compiled import compiled
 from tracekern.errors import BadInput
 from tracekern.formatting import whole_number
 from tracekern.moe.shape import check_range
@@ -96,6 +96,8 @@ class Family:
     """A folder of tracekern.moe, `FAMILY` in it, and the folder of csrc/moe with the same name."""
 
     name: str
+    variants: Mapping[str, tuple[str, ...]]
+    """Variant -> the kernels of one call of make_pipeline(), in order."""
     make_pipeline: Callable[..., CallPipeline]
     """Takes (group, shape, variant), timeout_s, num_blocks, warps_per_block, backend and the family's options."""
     expected: Callable[[str, Batch, Experts, MoeShape, dict[str, int]], torch.Tensor] | None
@@ -124,14 +126,6 @@ class Family:
     """Variants whose kernels run at the same time: the time between two launches is not that of a kernel."""
     expert_rows: ExpertRows = "packed"
     """How rows lie for experts that are kernels of their own."""
-    stages: dict[str, tuple[str, ...]] | None = None
-    """Variant -> the kernels of one call of make_pipeline(), where these are not all that the variant has."""
-
-    @property
-    def variants(self) -> dict[str, tuple[str, ...]]:
-        """Variant -> the kernels of one call, in order."""
-        variants: dict[str, tuple[str, ...]] = self.stages or self._facts.variants
-        return variants
 
     def options_of(self, variant: str) -> list[Option]:
         """Returns the options that this variant takes."""
@@ -139,11 +133,8 @@ class Family:
 
     def memory(self, variant: str, shape: MoeShape, options: dict[str, int]) -> tuple[int, int]:
         """Returns the bytes of a rank's part of the symmetric heap, and the most that its pipeline uses besides."""
-        kind = {"variant": variant, **dict.fromkeys(self._facts.options, 1), **self.heap_options(shape, options)}
+        facts = compiled(self.name)
+        kind = {"variant": variant, **dict.fromkeys(facts.options, 1), **self.heap_options(shape, options)}
         sizes = {name: getattr(shape, name) for name in ("num_ranks", "max_tokens", "num_experts", "topk", "hidden")}
         about = {**sizes, "dtype": shape.dtype, **kind}
-        return self._facts.heap_bytes(**about), self._facts.own_bytes(**about) + self.tensor_bytes(shape)
-
-    @property
-    def _facts(self) -> Any:
-        return _C.families[self.name]
+        return facts.heap_bytes(**about), facts.own_bytes(**about) + self.tensor_bytes(shape)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.moe.deepep import Limits
@@ -69,13 +69,4 @@ class HeapPart:
         """Makes a communicator with `num_bytes` for kernels on each rank, its own ones included. Collective."""
         timeout_s, on_timeout = limits
         comm = Communicator(group, num_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_bytes)
-        return cls(comm, LaunchOrder(comm, limits), _C.heap_control_bytes)
-
-
-def native_family(comm: Communicator, name: str) -> Any:
-    """Returns the native family of the communicator's backend."""
-    if comm.device.backend == "cuda":
-        from tracekern import _cuda
-
-        return _cuda.families[name]
-    return _C.families[name]
+        return cls(comm, LaunchOrder(comm, limits), _core.heap_control_bytes)

@@ -188,6 +188,12 @@ class MoeRun:
         return self.link_nodes or 2
 
     @property
+    def compiled_parts(self) -> list[str]:
+        """Returns the names of the compiled parts that the run uses."""
+        family = [FAMILY_OF[self.variant].name] if self.variant in FAMILY_OF else []
+        return [name for name in (*family, EXPERT_KINDS[self.expert].compiled_part) if name]
+
+    @property
     def has_int4_experts(self) -> bool:
         return self.expert == "int4_sparse"
 

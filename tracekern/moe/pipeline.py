@@ -6,15 +6,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
+from tracekern.compiled import compiled
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.experts import Experts
 from tracekern.moe.family import blocks_by_stage
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts, check_place_for_experts
 from tracekern.moe.launches import Launches, check_capture, describe
+from tracekern.moe.native import native_family
 from tracekern.moe.routing import torch_dtype
 from tracekern.moe.shape import MoeShape, check_range, check_tensor, require_tensor
 
@@ -59,7 +61,7 @@ class Pipeline:
         bytes_of: dict[str, int | tuple[int, str]] | None = None,
         **options: int,
     ) -> None:
-        """family: a key of _C.families. variant: one of the family's. options: for the family's kernels.
+        """family: its name. variant: one of the family's. options: for the family's kernels.
 
         num_blocks x warps_per_block: the grid of every kernel; on a GPU at most 16 warps, on the CPU MAX_CPU_WARPS in
         all. num_sms: how many SMs of a GPU the kernels fill, where num_blocks does not say it. 0: see choose_grid().
@@ -68,7 +70,7 @@ class Pipeline:
         Communicator.add_kernels(). settings: what a capture is told of the workload besides the shape. bytes_of: see
         launches.describe(). Raises BadInput.
         """
-        facts = _C.families[family]
+        facts = compiled(family)
 
         def choose() -> dict[str, Any]:
             _check_making(facts.variants, group, shape, variant)
@@ -87,7 +89,7 @@ class Pipeline:
         heap_bytes = facts.heap_bytes(num_ranks=shape.num_ranks, **sizes, **kind)
         self.comm = Communicator(group, heap_bytes, timeout_s, backend, on_timeout, reserved_bytes=heap_bytes)
         names = facts.stages, facts.channels
-        first_stage = self.comm.add_kernels(*names, values=fault_values, first_epoch=_C.first_epoch)
+        first_stage = self.comm.add_kernels(*names, values=fault_values, first_epoch=_core.first_epoch)
         grid = {"num_blocks": self.grid, "warps_per_block": self.warps, "stage_blocks": others}
         kind |= {"first_stage": first_stage} | ({"executor": executor} if backend == "cpu" else {})
         self._native = _make_native(family, self.comm, backend, {**sizes, **kind, **grid})
@@ -250,12 +252,7 @@ def _make_native(family: str, comm: Communicator, backend: str, options: dict[st
     """Makes the native pipeline. Collective. Raises BadInput on all ranks if one of them cannot run the kernels."""
     native, problem = None, ""
     try:
-        if backend == "cuda":
-            from tracekern import _cuda
-
-            native = _cuda.families[family].Pipeline(comm.native, **options)
-        else:
-            native = _C.families[family].Pipeline(comm.native, **options)
+        native = native_family(family, backend).Pipeline(comm.native, **options)
     except ValueError as error:  # such as more blocks than the GPU holds at once
         problem = f"rank {comm.group.rank}: {error}"
     except (RuntimeError, MemoryError) as error:  # no room for the kernels' memory besides the heap

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekern.comm.host_memory import num_out_of_memory, too_few_files
+from tracekern.compiled import compiled
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.options import MoeRun
 from tracekern.moe.placement import Placement, place
@@ -42,6 +43,8 @@ def run(
     """
     if problem := too_few_files(options.ranks):
         raise BadInput(f"run moe {problem}")
+    for name in options.compiled_parts:
+        compiled(name)  # now: ranks that build it would be late
     capture_dir = Path(directory) if options.trace else None
     if capture_dir is not None:
         capture_dir = next_attempt(capture_dir)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group
 from tracekern.comm.host_memory import shortage
@@ -222,7 +222,7 @@ def _prepare(options: MoeRun, group: Group, backend: str, is_host_driven: bool =
 
         chosen = {option.name: pipeline.options[option.name] for option in family.options_of(options.variant)}
         return Variant(start, pipeline.synchronize, pipeline.comm, chosen, pipeline.grid)
-    comm = Communicator(group, _C.heap_control_bytes, timeout_s, backend)
+    comm = Communicator(group, _core.heap_control_bytes, timeout_s, backend)
     if options.variant == "sorted":
         return Variant(lambda batch, *_: sorted_all_to_all(batch, experts, shape), comm.synchronize, comm, {})
     return Variant(lambda batch, *_: reference(batch, experts), comm.synchronize, comm, {})

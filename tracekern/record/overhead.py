@@ -49,9 +49,9 @@ def measure_span(
     """
     about = {"num_regions": num_regions, "num_steps": num_steps, "num_rounds": num_rounds}
     if backend == "cpu":
-        from tracekern import _C
+        from tracekern import _core
 
-        off_ms, on_ms = _C.probe_times(record_format=record_format, **about)
+        off_ms, on_ms = _core.probe_times(record_format=record_format, **about)
     else:
         try:
             from tracekern import _cuda

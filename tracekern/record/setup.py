@@ -148,7 +148,7 @@ def check_run_id(told: object) -> str:
 
 def check_built() -> None:
     """Raises NotBuilt, which says what to do, without the compiled part."""
-    from tracekern import _C  # noqa: F401
+    from tracekern import _core  # noqa: F401
 
 
 def directory_of(path: str | Path) -> Path:

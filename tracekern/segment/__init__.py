@@ -3,4 +3,4 @@
 import importlib.util
 
 if importlib.util.find_spec("fcntl") is None:  # not on Linux: nothing was built, which says more than a missing module
-    from tracekern import _C  # noqa: F401
+    from tracekern import _core  # noqa: F401

@@ -139,11 +139,11 @@ class _Packed:
 
     def records(self, segment: SegmentView) -> Iterator[npt.NDArray[Any]]:
         """Yields the written records, track after track, some tracks at a time to bound memory."""
-        from tracekern import _C
+        from tracekern import _core
 
         records = segment.records(self.entry)
         for rows in _chunks(records):
-            yield _C.copy_records(_bytes_of(self.headers[rows]), _bytes_of(records[rows]))
+            yield _core.copy_records(_bytes_of(self.headers[rows]), _bytes_of(records[rows]))
 
 
 def _metadata(
@@ -245,7 +245,7 @@ def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:
 
 
 def _write(segment: SegmentView, file: BinaryIO) -> int:
-    from tracekern import _C
+    from tracekern import _core
 
     launches, num_lost = [], 0
     for entry in segment.recorded_launches():
@@ -256,7 +256,7 @@ def _write(segment: SegmentView, file: BinaryIO) -> int:
         blocks_run, shared_tracks = _blocks_run(entry, of_launch), _count_shared(entry, of_launch)
         _complete(entry, of_launch)
         records = segment.records(entry)
-        _C.find_records(_bytes_of(of_launch), _bytes_of(records), bool(entry["generation"]))
+        _core.find_records(_bytes_of(of_launch), _bytes_of(records), bool(entry["generation"]))
         launches.append(_Packed(entry, of_launch, blocks_run, shared_tracks))
     # Read once, because another thread may append to them meanwhile.
     rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}

@@ -1,6 +1,7 @@
-// tracekern._C.families["gemm"]
+// The extension module tracekern._gemm
 #include <algorithm>
 
+#include "apis/built_from.hpp"
 #include "comm/communicator_cpu.hpp"
 #include "moe/gemm/bind.hpp"
 
@@ -39,11 +40,10 @@ struct GemmOnCpu {
 };
 
 }  // namespace
-
-void register_gemm(pybind11::module_& extension) {
-    auto family = family_module<Gemm>(extension);
-    bind_gemm_facts(family);
-    bind_gemm_kernels<GemmOnCpu>(family);
-}
-
 }  // namespace tracekern
+
+PYBIND11_MODULE(_gemm, family) {
+    tracekern::require_same_core();
+    tracekern::bind_gemm_facts(family);
+    tracekern::bind_gemm_kernels<tracekern::GemmOnCpu>(family);
+}

@@ -1,8 +1,8 @@
 // tracekern._cuda.families["gemm"]
 #include <algorithm>
 
+#include "moe/bind_cuda.hpp"
 #include "moe/gemm/bind.hpp"
-#include "moe/pipeline_cuda.hpp"
 #include "platform/row_map.hpp"
 
 namespace tracekern {

@@ -1,11 +1,7 @@
-// tracekern._C.families["p2p"]
+// The extension module tracekern._p2p
 #include "moe/bind_cpu.hpp"
 #include "moe/p2p/family.h"
 
-namespace tracekern {
-
-void register_p2p(pybind11::module_& extension) {
-    bind_cpu_family<P2P>(extension);
+PYBIND11_MODULE(_p2p, family) {
+    tracekern::bind_cpu_family<tracekern::P2P>(family);
 }
-
-}  // namespace tracekern

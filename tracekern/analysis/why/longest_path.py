@@ -33,7 +33,7 @@ class LongestPath(Protocol):
 def order_graph(num_nodes: int, source: Int32, target: Int32) -> LongestPath:
     """Orders the edges source -> target ([num_edges] nodes), in the extension where it is built."""
     try:
-        from tracekern._C import LongestPath as Compiled
+        from tracekern._core import LongestPath as Compiled
     except NotBuilt:
         return InterpretedPath(num_nodes, source, target)
     found: LongestPath = Compiled(num_nodes, source, target)

@@ -144,7 +144,7 @@ def encode(
 def encoder_class() -> Any:
     """The compiled encoder. Raises NotBuilt where there is none, and no trace can be written."""
     try:
-        from tracekern._C import PerfettoEncoder
+        from tracekern._core import PerfettoEncoder
     except ImportError as error:
         raise NotBuilt(f"a Perfetto trace cannot be written: {error}; or write .json, which needs none of it") from None
     return PerfettoEncoder

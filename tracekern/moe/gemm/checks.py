@@ -9,13 +9,11 @@ from tracekern.moe.experts import MAX_DETAIL
 from tracekern.moe.gemm.blocks import BLOCK_CHANNELS, BLOCK_ROWS, PreparedWeights
 from tracekern.moe.gemm.kernels import FACTS
 from tracekern.moe.gemm.packing import DIVISOR, check_scales
-from tracekern.moe.shape import MAX_TOKENS, check_range, describe_tensor
+from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MAX_TOPK, check_range, describe_tensor
 
 if TYPE_CHECKING:
     import torch
 
-MAX_EXPERTS: int = FACTS.max_experts
-MAX_TOPK: int = FACTS.max_topk
 ALIGNMENT = 16
 """Tensors begin at multiples of it: kernels move 16 bytes at a time."""
 MAX_ROWS = 1 << 22

@@ -20,13 +20,13 @@ from tracekern.moe.gemm.kernels import (
     event_table,
     layer_stages,
     make_call,
-    native_of,
     product_stages,
     tile_tensors,
 )
 from tracekern.moe.gemm.packing import DIVISOR
 from tracekern.moe.gemm.prepared import prepare_weights
 from tracekern.moe.gemm.steps import k2, k4
+from tracekern.moe.native import native_family
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class _OwnExperts:
     def __init__(self, comm: Communicator, experts: Int4Experts) -> None:
         self.experts = experts
         self._comm = comm
-        self._native = native_of(comm.device.backend)
+        self._native = native_family("gemm", comm.device.backend)
         num_local = len(experts.scale) // comm.group.num_ranks
         own = slice(comm.group.rank * num_local, (comm.group.rank + 1) * num_local)
         self._w13, self._w2 = _prepared(experts.w13[own]), _prepared(experts.w2[own])
@@ -296,4 +296,4 @@ def why_unsuitable(variant: str, stages: Mapping[str, tuple[str, ...]], shape: M
     return ""
 
 
-EXPERTS = ExpertKind("int4_sparse", draw_int4_experts, why_unsuitable, tensor_bytes)
+EXPERTS = ExpertKind("int4_sparse", draw_int4_experts, why_unsuitable, tensor_bytes, compiled_part="gemm")

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracekern import _C
 from tracekern.moe.launches import describe
+from tracekern.moe.native import NativeFamily, native_family
 
 if TYPE_CHECKING:
     import torch
 
     from tracekern.record.session import Capture
 
-FACTS = _C.families["gemm"]
+FACTS = NativeFamily("gemm")
 STAGINGS = ("direct", "pinned")
 """How the contract's words come to the multiplication. The results of all stagings are the same bits."""
 PREPARED_STAGINGS = ("wide", "ring", "reg")
@@ -105,7 +105,7 @@ def launch(
 
     tensors: by name of _TENSORS, those that the stages use.
     """
-    native = native_of(device.type)
+    native = native_family("gemm", device.type)
     if device.type == "cpu":
         _launch(native, stages, make_call(native, sizes, tensors), sizes, 0, staging, capture)
         return
@@ -114,15 +114,6 @@ def launch(
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream().cuda_stream
         _launch(native, stages, make_call(native, sizes, tensors), sizes, stream, staging, capture)
-
-
-def native_of(backend: str) -> Any:
-    """Returns the native module of the kernels."""
-    if backend == "cpu":
-        return FACTS
-    from tracekern import _cuda
-
-    return _cuda.families["gemm"]
 
 
 def make_call(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracekern.moe.gemm import checks
 from tracekern.moe.gemm.blocks import PreparedWeights, Weights, with_staging
 from tracekern.moe.gemm.kernels import Sizes, Tensors, launch, product_stages, tile_tensors
-from tracekern.moe.shape import check_range
+from tracekern.moe.shape import MAX_EXPERTS, MAX_TOPK, check_range
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def router(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]
     """
     import torch
 
-    check_range("top-k", topk, 1, min(logits.shape[-1], checks.MAX_TOPK))
+    check_range("top-k", topk, 1, min(logits.shape[-1], MAX_TOPK))
     weights, ids = torch.softmax(logits.float(), dim=-1).topk(topk, dim=-1)
     return ids.int(), weights
 
@@ -52,7 +52,7 @@ def permute(
     row, like -1. None: all. Raises BadInput.
     """
     checks.check_rows("x", x)
-    check_range("experts", num_experts, 1, checks.MAX_EXPERTS)
+    check_range("experts", num_experts, 1, MAX_EXPERTS)
     topk_ids = checks.int32_choices(topk_ids, x.shape[0], num_experts, x)
     checks.check_eids(eids, num_experts, x)
     num_tokens, topk = topk_ids.shape

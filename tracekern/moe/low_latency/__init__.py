@@ -18,6 +18,7 @@ __all__ = ["FAMILY", "Buffer", "EventHandle", "EventOverlap", "Handle"]
 
 FAMILY = Family(
     name="low_latency",
+    variants={"low_latency": LowLatencyPipeline.stages},
     make_pipeline=LowLatencyPipeline,
     expected=lambda variant, batch, experts, shape, options: low_latency_reference(
         batch, experts, use_fp8=options.get("dispatch_dtype", 0) != 2
@@ -26,7 +27,6 @@ FAMILY = Family(
     why_unsuitable=why_unsuitable,
     tensor_bytes=tensor_bytes,
     expert_rows="regions",
-    stages={"low_latency": LowLatencyPipeline.stages},
     sent_events=frozenset({"send_message"}),
     received_events=frozenset({"copy_token"}),
     options=(

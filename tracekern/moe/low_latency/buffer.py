@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.group import Group, message_timeout_s
 from tracekern.errors import BadInput
 from tracekern.formatting import count
@@ -115,7 +115,7 @@ class Buffer:
         self._heap = heap or HeapPart.of_new(self.group, num_rdma_bytes, _choose_backend(backend), self._limits)
         self.comm = self._heap.comm
         self._first_stage = self.comm.add_kernels(
-            FACTS.stages, FACTS.channels, FAULT_SLOTS, values=FAULT_VALUES, first_epoch=_C.first_epoch
+            FACTS.stages, FACTS.channels, FAULT_SLOTS, values=FAULT_VALUES, first_epoch=_core.first_epoch
         )
         self._grid = num_sms, num_max_warp_groups
         self._executor = {"executor": executor} if self.comm.device.backend == "cpu" else {}

@@ -9,8 +9,8 @@ from tracekern.errors import BadInput
 from tracekern.moe.deepep import check_aligned, check_flag, refuse_later, say_meaningless
 from tracekern.moe.experts import Experts
 from tracekern.moe.low_latency.handle import Dispatched
-from tracekern.moe.low_latency.settings import MAX_TOPK, SCALE_GROUP, LaunchShape, Layout
-from tracekern.moe.shape import MoeShape, check_range, check_tensor, describe_tensor, require_tensor
+from tracekern.moe.low_latency.settings import SCALE_GROUP, LaunchShape, Layout
+from tracekern.moe.shape import MAX_TOPK, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,11 @@ from tracekern.errors import BadInput
 from tracekern.moe.deepep import Limits, address
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
-from tracekern.moe.launch_order import HeapPart, native_family
+from tracekern.moe.launch_order import HeapPart
 from tracekern.moe.launches import Launches, describe
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import FACTS, LaunchShape, Layout
+from tracekern.moe.native import native_family
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,7 @@ class Kernels:
         Raises BadInput if this rank cannot run the kernels.
         """
         self._comm, self._order = heap.comm, heap.order
-        self._family = native_family(heap.comm, "low_latency")
+        self._family = native_family("low_latency", heap.comm.device.backend)
         places = {"first_byte": heap.first_byte, "first_stage": first_stage}
         self.native = self._make_native(layout, shape, {**places, **executor})
         self._layout, self._shape = layout, shape

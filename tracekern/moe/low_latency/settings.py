@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracekern import _C
 from tracekern.comm.group import MAX_HEAP_RANKS, Group
 from tracekern.errors import BadInput
+from tracekern.moe.native import NativeFamily
 from tracekern.moe.pipeline import MAX_CPU_WARPS, SPARE_SMS
 from tracekern.moe.shape import MAX_EXPERTS, check_range
 
-FACTS = _C.families["low_latency"]
-SCALE_GROUP: int = FACTS.scale_group
+FACTS = NativeFamily("low_latency")
+SCALE_GROUP = 128
 """Neighbouring values of an fp8 row that share a scale."""
-MAX_TOPK: int = FACTS.max_topk
-MAX_TOKENS: int = FACTS.max_tokens
-NUM_SLOTS: int = FACTS.num_slots
+MAX_TOKENS = (1 << 16) - 1
+NUM_SLOTS = 2
 """Handles of a buffer that may be live at a time."""
 
 FAULT_SLOTS = dict.fromkeys(("message", "count", "results", "any_result"), "local expert")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tracekern.moe.family import Family, Option
 from tracekern.moe.p2p.overlap import OVERLAPPED
-from tracekern.moe.p2p.pipeline import MAX_PARTITIONS, P2PPipeline
+from tracekern.moe.p2p.pipeline import MAX_PARTITIONS, STAGES, P2PPipeline
 from tracekern.moe.p2p.reference import REDUCING, expected
 
 FAMILY = Family(
     name="p2p",
+    variants=STAGES,
     takes_stage_blocks=True,
     side_by_side=frozenset({OVERLAPPED}),
     make_pipeline=P2PPipeline,

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tracekern import _C
 from tracekern.comm.group import Group
 from tracekern.moe.experts import Experts
 from tracekern.moe.p2p.overlap import (
@@ -22,7 +21,18 @@ from tracekern.moe.p2p.overlap import (
 from tracekern.moe.pipeline import Pipeline, choose_grid
 from tracekern.moe.shape import MoeShape, check_range
 
-STAGES: dict[str, tuple[str, ...]] = _C.families["p2p"].variants
+_SEND_AND_RECEIVE = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")
+_WITH_EXPERTS = ("dispatch_send", "dispatch_recv", "scale_experts", "combine_send", "combine_recv")
+STAGES: dict[str, tuple[str, ...]] = {
+    "flag": _WITH_EXPERTS,
+    "token": _WITH_EXPERTS,
+    "fused": _SEND_AND_RECEIVE,
+    "balanced": _SEND_AND_RECEIVE,
+    "dedup": ("dispatch", "combine"),
+    "reduce": ("dispatch", "combine"),
+    "pipelined": ("dispatch_combine",),
+    "overlapped": ("dispatch", "combine"),
+}
 """Variant -> the kernels of one call, in order."""
 
 FAULT_VALUES = {"counts": "token", "rank": "token"}

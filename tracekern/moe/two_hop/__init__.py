@@ -25,6 +25,7 @@ def _option(name: str, about: str, describe: Callable[[int], str] = lambda numbe
 
 FAMILY = Family(
     name="two_hop",
+    variants={"two_hop": TwoHopPipeline.stages},
     make_pipeline=TwoHopPipeline,
     expected=None,
     count_wrong=count_wrong_elements,

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracekern import _C
+from tracekern import _core
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
@@ -111,7 +111,7 @@ class Buffer:
         self.nodes = Nodes.of(self.group_size, num_nodes)
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
-        num_bytes = whole_chunks(max(num_nvl_bytes + num_rdma_bytes, _C.heap_control_bytes), LINE_BYTES)
+        num_bytes = whole_chunks(max(num_nvl_bytes + num_rdma_bytes, _core.heap_control_bytes), LINE_BYTES)
         self._num_bytes, self._limits = num_bytes, (timeout_s, on_timeout)
         heap = HeapPart.of_new(self.group, num_bytes + num_bytes_behind, backend, self._limits)
         self.comm, self._order = heap.comm, heap.order
@@ -450,7 +450,7 @@ def _name_kernels(comm: Communicator, nodes: Nodes) -> int:
         FACTS.channels,
         FAULT_SLOTS,
         values=FAULT_VALUES,
-        first_epoch=_C.first_epoch,
+        first_epoch=_core.first_epoch,
         roles=FACTS.roles,
         rings=FACTS.rings,
         peers=nodes.peers,

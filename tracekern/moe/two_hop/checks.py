@@ -12,7 +12,7 @@ from tracekern.moe.gemm.experts import Int4Experts
 from tracekern.moe.pipeline import MAX_CPU_WARPS
 from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
 from tracekern.moe.two_hop.handle import Given, Handle
-from tracekern.moe.two_hop.layout import Nodes, is_token_in_node
+from tracekern.moe.two_hop.layout import MAX_NODES, Nodes, is_token_in_node
 from tracekern.moe.two_hop.settings import FACTS, MAX_TOPK, SCALE_GROUP, Config, Layout, block_warps
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def check_making(
     if low_latency_mode:
         raise BadInput("low_latency_mode is True; that is tracekern.moe.buffer.Buffer")
     check_choice("executor", executor, ("fibers", "threads"))
-    check_range("num_nodes", num_nodes, 1, FACTS.max_nodes)
+    check_range("num_nodes", num_nodes, 1, MAX_NODES)
     nodes = Nodes.of(num_ranks, num_nodes)
     check_range("num_max_tokens_per_rank", max_tokens, 1, FACTS.max_tokens // num_ranks)
     return {**{name: int(value) for name, value in sizes.items()}, **vars(nodes), "max_tokens": int(max_tokens)}

@@ -13,8 +13,9 @@ from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.moe.deepep import Limits, address
 from tracekern.moe.gemm.experts import ChosenExpertKernels, Int4Experts
-from tracekern.moe.launch_order import LaunchOrder, native_family
+from tracekern.moe.launch_order import LaunchOrder
 from tracekern.moe.launches import Launches, Run, describe
+from tracekern.moe.native import native_family
 from tracekern.moe.two_hop.counts import Counts, CountsPoll, host_span
 from tracekern.moe.two_hop.handle import Given, Handle, Received
 from tracekern.moe.two_hop.layout import Nodes
@@ -29,7 +30,7 @@ AfterStage = Callable[[str], None]
 Tensors = dict[str, "torch.Tensor | None"]
 """Name in the native Call -> tensor."""
 
-STAGES: tuple[str, ...] = FACTS.variants["two_hop"]
+STAGES = ("notify_dispatch", "dispatch", "combine")
 _TENSORS = (
     "x",
     "x_scales",
@@ -106,7 +107,7 @@ class Kernels:
         """
         self._comm, self._nodes, self._layout, self._max_tokens = comm, nodes, layout, max_tokens
         self._order = order
-        self._family = native_family(comm, "two_hop")
+        self._family = native_family("two_hop", comm.device.backend)
         try:
             with comm.device.active():
                 options = layout.native(nodes, max_tokens, comm.device.backend)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tracekern import _C
 from tracekern.errors import BadInput
 from tracekern.moe.shape import check_range
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 NODE_SIZES = (1, 2, 4, 8)
+MAX_NODES = 16
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Nodes:
     """Ranks of a node."""
 
     def __post_init__(self) -> None:
-        check_range("nodes", self.num_nodes, 1, _C.families["two_hop"].max_nodes)
+        check_range("nodes", self.num_nodes, 1, MAX_NODES)
         if self.peers not in NODE_SIZES:
             sizes = ", ".join(map(str, NODE_SIZES))
             raise BadInput(f"a node has {self.peers} ranks; wanted one of {sizes}: choose ranks and nodes so")

@@ -17,7 +17,7 @@ from tracekern.moe.shape import MoeShape
 from tracekern.moe.two_hop.buffer import Buffer
 from tracekern.moe.two_hop.handle import Received
 from tracekern.moe.two_hop.kernels import STAGES
-from tracekern.moe.two_hop.layout import NODE_SIZES, Nodes
+from tracekern.moe.two_hop.layout import MAX_NODES, NODE_SIZES, Nodes
 from tracekern.moe.two_hop.reference import (
     count_wrong,
     expert_rows,
@@ -25,7 +25,16 @@ from tracekern.moe.two_hop.reference import (
     num_different,
     received_reference,
 )
-from tracekern.moe.two_hop.settings import FACTS, MAX_SLOTS, Config, Layout, block_warps, peer_warps, recommended_config
+from tracekern.moe.two_hop.settings import (
+    FACTS,
+    MAX_CHANNELS,
+    MAX_SLOTS,
+    Config,
+    Layout,
+    block_warps,
+    peer_warps,
+    recommended_config,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +51,7 @@ RINGS = {
     "rdma_recv": "num_max_rdma_chunked_recv_tokens",
 }
 """Option of a run -> its name in Config."""
-HIGHEST = {"nodes": FACTS.max_nodes, "channels": FACTS.max_channels, **dict.fromkeys(RINGS, MAX_SLOTS)}
+HIGHEST = {"nodes": MAX_NODES, "channels": MAX_CHANNELS, **dict.fromkeys(RINGS, MAX_SLOTS)}
 """Option of a run -> its largest value."""
 
 

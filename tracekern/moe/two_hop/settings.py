@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracekern import _C
 from tracekern.errors import BadInput
+from tracekern.moe.native import NativeFamily
 from tracekern.moe.shape import MAX_EXPERTS, check_range
 from tracekern.moe.two_hop.layout import Nodes
 
-FACTS = _C.families["two_hop"]
+FACTS = NativeFamily("two_hop")
 SCALE_GROUP = 128
 """Neighbouring values of an fp8 row that share a scale."""
 MAX_TOPK = 128
+MAX_CHANNELS = 64
 LINE_BYTES = 128
 """Parts of the heap are multiples of it."""
 MAX_SLOTS = (1 << 14) - 1
@@ -66,7 +67,7 @@ class Config:
     """Slots of a ring between nodes, a multiple of its chunk."""
 
     def __post_init__(self) -> None:
-        check_range("num_sms", self.num_sms, 2, 2 * FACTS.max_channels)
+        check_range("num_sms", self.num_sms, 2, 2 * MAX_CHANNELS)
         if self.num_sms % 2:
             raise BadInput(f"num_sms is {self.num_sms}; wanted an even number, since a channel has two blocks")
         nvl_send, nvl_recv = self.num_max_nvl_chunked_send_tokens, self.num_max_nvl_chunked_recv_tokens

@@ -1,11 +1,7 @@
-// tracekern._C.families["toy"]
+// The extension module tracekern._toy
 #include "moe/bind_cpu.hpp"
 #include "moe/toy/family.h"
 
-namespace tracekern {
-
-void register_toy(pybind11::module_& extension) {
-    bind_cpu_family<Toy>(extension);
+PYBIND11_MODULE(_toy, family) {
+    tracekern::bind_cpu_family<tracekern::Toy>(family);
 }
-
-}  // namespace tracekern

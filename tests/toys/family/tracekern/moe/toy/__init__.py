@@ -9,6 +9,7 @@ from tracekern.moe.pipeline import Pipeline
 
 FAMILY = Family(
     name="toy",
+    variants={"toy": ("echo",)},
     make_pipeline=partial(Pipeline, "toy"),
     expected=lambda variant, batch, experts, shape, options: batch.x,
     reference_name=lambda variant: "x",

@@ -10,7 +10,7 @@ Int64 = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 channels: list[str]
-families: dict[str, Any]  # by name; csrc/moe/bind.hpp says what each has
+built_from: str
 heap_control_bytes: int
 layout: dict[str, Any]
 rank_barrier_stage: int
