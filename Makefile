@@ -12,7 +12,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip and the compilers side by side.
+TOGETHER = @$(MAKE) --no-print-directory -j 2
+BUILD = $(BIN)/python setup.py --quiet build_ext --inplace
 CSRC := $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc examples tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cu' -o -name '*.cuh')
 
@@ -26,23 +28,22 @@ LANES := test-python test-native test-browser
 
 .PHONY: demo test $(LANES) soak gpu-check docs lint clean asked
 
-demo: .venv/extension
+demo:
+	$(TOGETHER) .venv/core .venv/demo
 	@$(BIN)/tracekern $(DEMO)
 
-# What fails beside other tests, on a busy machine, is run once more, alone; both runs are printed. A fault that shows in the first
-# run alone does not fail this: read it there.
-test: lint
-$(LANES): .venv/test
-test $(LANES): .venv/extension
-	$(BIN)/python -m pytest -n 3 --dist worksteal -rs --hypothesis-profile ci $(LANE) || \
-	    { echo "again, alone, what failed:"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none \
-	        --hypothesis-profile ci $(LANE); }
+test $(LANES):
+	$(TOGETHER) .venv/extensions .venv/test
+	$(if $(LANE),,@$(MAKE) --no-print-directory lint)
+	@.ci/tests $(LANE)
 
 $(LANES): LANE = -m "$(@:test-%=%) and not soak"
 
-soak: .venv/test .venv/extension
+soak:
+	$(TOGETHER) .venv/extensions .venv/test
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile ci --all
 	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers or hypothesis" --hypothesis-profile soak \
-	    --timeout 3600
+	    --timeout 3600 --all
 	$(BIN)/python -m pytest -n 2 --rehearse efa -m "not soak" tests/test_fabric*.py tests/test_weights.py
 
 gpu-check:
@@ -60,7 +61,7 @@ lint: .venv/test
 
 clean:
 	rm -rf .venv build *.egg-info demo-capture .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f tracekern/_C.*.so tracekern/_cuda.*.so
+	rm -f tracekern/_*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The files .venv/* below say that a step is done; each is newer than what the step was made from.
@@ -76,9 +77,23 @@ asked:
 	@.ci/venv $(PYTHON)
 	@touch $@
 
-.venv/demo: .venv/created requirements/demo.txt
-	@echo "installing what the demo needs into .venv (a few minutes, once)"
-	@$(PIP) -r requirements/demo.txt
+.venv/tools: .venv/created requirements/build.txt pyproject.toml
+	@.ci/pip -r requirements/build.txt
+	@TRACEKERN_PARTS=none $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	    --editable .
+	@touch $@
+
+.venv/demo: .venv/tools requirements/demo.txt
+	@.ci/pip -r requirements/demo.txt
+	@touch $@
+
+# What the demo runs; any other part is built when a command needs it (tracekern/compiled.py).
+.venv/core: .venv/tools setup.py $(CSRC)
+	@TRACEKERN_PARTS=core,p2p $(BUILD)
+	@touch $@
+
+.venv/extensions: .venv/tools .venv/headers setup.py $(CSRC)
+	@$(BUILD)
 	@touch $@
 
 # The transfer engine is built where libfabric's headers are.
@@ -86,19 +101,12 @@ asked:
 	@.ci/packages optional libfabric-dev
 	@touch $@
 
-.venv/extension: .venv/demo .venv/headers setup.py pyproject.toml $(CSRC)
-	@echo "building the extension (a minute; with nvcc three)"
-	@$(PIP) --no-build-isolation --no-deps --editable .
-	@touch $@
-
 .venv/test: .venv/demo requirements/test.txt requirements/docs.txt .venv/packages
-	@echo "installing what the tests need into .venv (a few minutes, once)"
-	@$(PIP) -r requirements/test.txt
+	@.ci/pip -r requirements/test.txt
 	@touch $@
 
 .venv/docs: .venv/created requirements/docs.txt
-	@echo "installing what the documentation needs into .venv (once)"
-	@$(PIP) -r requirements/docs.txt
+	@.ci/pip -r requirements/docs.txt
 	@touch $@
 
 .venv/packages: .venv/created
