@@ -35,7 +35,13 @@ PRELOADED = (
     *("tracekern.export.first_view", "tracekern.export.formats.perfetto", "tracekern.export.formats.chrome"),
 )
 """What commands import: each of hundreds would take 0.1 to 0.5 CPU seconds for it."""
-OF_RANKS = ("tracekern.moe.worker", "tracekern.launcher.spawner", "torch.distributed", "numpy.random", "tracekern._C")
+OF_RANKS = (
+    "tracekern.moe.worker",
+    "tracekern.launcher.spawner",
+    "torch.distributed",
+    "numpy.random",
+    "tracekern._core",
+)
 # A process of more threads could not be forked safely.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -51,15 +57,20 @@ class WarmCommands:
 
     def __init__(self, preloaded: tuple[str, ...]) -> None:
         self._python = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+        self._preloaded = preloaded
+        self._number = 0
+        self._start()
+
+    def _start(self) -> None:
         words = [
             sys.executable,
             "-c",
             f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import warm_command as w; w.main()",
-            *preloaded,
+            *self._preloaded,
         ]
-        self._process = subprocess.Popen(
-            words, cwd=ROOT, env=os.environ | ONE_THREAD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self._process = subprocess.Popen(words, cwd=ROOT, env=os.environ | ONE_THREAD, **pipes)
+        self._received = b""
 
     def run(self, *arguments: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """As subprocess.run() would, in the directory and environment that this process has now."""
@@ -68,26 +79,42 @@ class WarmCommands:
             return subprocess.run(words, capture_output=True, text=True, timeout=timeout)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-            self._ask({"words": words[3:], "cwd": os.getcwd(), "env": dict(os.environ), "files": files})
-            pid = int(self._answer(timeout))
+            self._number += 1
+            request = {"number": self._number, "words": words[3:], "cwd": os.getcwd(), "env": dict(os.environ)}
+            pid = 0
             try:
-                status = int(self._answer(timeout))
-            except subprocess.TimeoutExpired:
-                os.killpg(pid, signal.SIGKILL)
-                self._answer(timeout)
-                raise subprocess.TimeoutExpired(words, timeout, _text(out), _text(err)) from None
+                self._process.stdin.write(json.dumps(request | {"files": files}).encode() + b"\n")
+                pid = self._answer("pid", timeout)
+                status = self._answer("status", timeout)
+            except BaseException as error:  # answers to come would be taken for those to the next request
+                self._stop(pid)
+                self._start()
+                if isinstance(error, TimeoutError):
+                    raise subprocess.TimeoutExpired(words, timeout, _text(out), _text(err)) from None
+                raise
             return subprocess.CompletedProcess(words, status, _text(out), _text(err))
 
-    def _ask(self, request: dict[str, object]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+    def _answer(self, name: str, timeout: float) -> int:
+        """What the process says of the request under this name. Raises TimeoutError."""
+        descriptor, end = self._process.stdout.fileno(), time.monotonic() + timeout
+        while b"\n" not in self._received:
+            # On the descriptor: what a buffer of Python's holds already, select() does not see.
+            if not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise TimeoutError
+            if not (read := os.read(descriptor, 4096)):
+                raise RuntimeError(f"the process that runs commands has ended: {self._process.wait()}")
+            self._received += read
+        line, _, self._received = self._received.partition(b"\n")
+        number, answer, value = line.decode().split()
+        assert (int(number), answer) == (self._number, name), line
+        return int(value)
 
-    def _answer(self, timeout: float) -> str:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("tracekern", timeout)
-        return self._process.stdout.readline()
+    def _stop(self, pid: int) -> None:
+        if pid:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+                os.killpg(pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
 
 
 def _text(file: IO[str]) -> str:
@@ -96,7 +123,7 @@ def _text(file: IO[str]) -> str:
 
 
 def main() -> None:
-    """Forks a process for each line on standard input, and prints its id and how it ended."""
+    """Forks a process for each request, a line on standard input, and prints its id and how it ended."""
     sys.path.remove(str(ROOT / "tests"))
     sys.path[0] = str(ROOT)
     for name in sys.argv[1:]:
@@ -106,13 +133,14 @@ def main() -> None:
         sys.modules["tracekern.launcher.spawner"].start_process = ForkedSpawner  # type: ignore[attr-defined]
     gc.freeze()  # forks share these pages as long as none writes to them
     for line in sys.stdin:
+        request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _become_command(json.loads(line))
-        sys.stdout.write(f"{pid}\n")
+            _become_command(request)
+        sys.stdout.write(f"{request['number']} pid {pid}\n")
         sys.stdout.flush()
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        sys.stdout.write(f"{status}\n")
+        sys.stdout.write(f"{request['number']} status {status}\n")
         sys.stdout.flush()
 
 
