@@ -14,7 +14,8 @@ import kept_builds
 import pytest
 from lanes import pytest_collection_modifyitems  # noqa: F401 - a hook
 from rank_pool import RankPool
-from rehearsal import efa_rules, pytest_addoption, pytest_configure  # noqa: F401 - a fixture and hooks
+from rehearsal import add_option, efa_rules, rehearse  # noqa: F401 - a fixture and a hook
+from rotation import Rotation
 from warm_command import ONE_THREAD, warm_commands
 
 # Whoever started the tests in the background had Ctrl-C ignored, which every process that they start would inherit.
@@ -38,6 +39,16 @@ hypothesis.settings.load_profile("patient")
 os.environ["PATH"] = os.pathsep.join([str(kept_builds.compilers_that_keep()), os.environ["PATH"]])
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_option(parser)
+    parser.addoption("--all", action="store_true", help="the tests that take turns, too; see tests/rotation.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    rehearse(config)
+    config.pluginmanager.register(Rotation(config))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -34,10 +34,10 @@ def efa_rules(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--rehearse", choices=RULES, help="engines on tcp have the rules of this provider")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def rehearse(config: pytest.Config) -> None:
     if provider := config.getoption("--rehearse"):
         os.environ.update(variables(provider))

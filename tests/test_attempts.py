@@ -48,6 +48,7 @@ with capture({directory!r}, device=pipeline.comm.device, keep="last", records_pe
 """
 
 
+@pytest.mark.rotates
 def test_what_torchrun_starts_again_leaves_the_attempt_before_alone(tmp_path: Path, command_line):
     directory = tmp_path / "capture"
     worker = tmp_path / "worker.py"

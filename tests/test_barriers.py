@@ -10,7 +10,7 @@ import pytest
 from attack import SLOW, TIMED_OUT, Shape, assert_right, run_program, stress
 from toolchains import program
 
-from tracekern import _C
+from tracekern import _core
 
 NEVER = 0xFFFFFFEF
 FIRST_EPOCH = 0xFFFFFFF0
@@ -27,17 +27,20 @@ def barriers(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run_program(program("barriers", *SLOW), *map(str, arguments))
 
 
+@pytest.mark.programs("tests/cpp/barriers.cpp")
 @pytest.mark.parametrize("executor", ["fibers", "threads"])
 @pytest.mark.parametrize(("blocks", "warps"), [(1, 1), (1, 4), (13, 1), (8, 3)])
 def test_grid_barrier_waits_for_every_warp(executor, blocks, warps):
     assert_right(barriers("grid", executor, 2, blocks, warps, 100 if executor == "fibers" else 20))
 
 
+@pytest.mark.programs("tests/cpp/barriers.cpp")
 @pytest.mark.parametrize(("ranks", "rounds"), [(1, 100), (2, 3000), (8, 200)])
 def test_rank_barrier_crosses_the_wrap(ranks, rounds):
     assert_right(barriers("rank", "fibers", ranks, 1, 1, rounds))
 
 
+@pytest.mark.programs("tests/cpp/barriers.cpp")
 @pytest.mark.parametrize("executor", ["fibers", "threads"])
 def test_a_block_that_never_comes_is_named(executor):
     (fault,) = faults(barriers("grid", executor, 1, 5, 3, 10, "absent=2", "timeout_ms=3000"))
@@ -46,6 +49,7 @@ def test_a_block_that_never_comes_is_named(executor):
     assert (fault["wanted"], fault["seen"]) == ("5", "4")
 
 
+@pytest.mark.programs("tests/cpp/barriers.cpp")
 @pytest.mark.parametrize("executor", ["fibers", "threads"])
 def test_a_rank_that_never_comes_is_named_by_all_others(executor):
     found = faults(barriers("rank", executor, 4, 1, 1, 10, "absent=2", "timeout_ms=3000"))
@@ -58,11 +62,11 @@ def test_a_rank_that_never_comes_is_named_by_all_others(executor):
 
 def test_a_rank_that_gives_up_tells_itself_and_all_others_whatever_a_dead_one_began():
     """Rank 1 said that it gives up, and ended before it stored what all ranks look at."""
-    size = _C.heap_control_bytes
+    size = _core.heap_control_bytes
     memory = np.zeros(3 * size, np.uint8)
     skipped = -memory.ctypes.data % size
     heaps = [memory[skipped + rank * size :][:size].view(np.uint32) for rank in range(2)]
-    waiting = _C.CpuCommunicator(0, [heap.ctypes.data for heap in heaps], timeout_ns=50_000_000)
+    waiting = _core.CpuCommunicator(0, [heap.ctypes.data for heap in heaps], timeout_ns=50_000_000)
     abort, aborted_by = 0, 1  # their places in HeapControl
     for heap in heaps:
         heap[aborted_by] = 2
@@ -71,6 +75,7 @@ def test_a_rank_that_gives_up_tells_itself_and_all_others_whatever_a_dead_one_be
     assert [(heap[abort], heap[aborted_by]) for heap in heaps] == [(1, 2), (1, 2)]
 
 
+@pytest.mark.programs("tests/cpp/p2p_stress.cpp")
 @pytest.mark.parametrize("variant", ["flag", "balanced"])
 @pytest.mark.parametrize("executor", ["fibers", "threads"])
 def test_the_pipeline_gives_up_on_a_rank_that_never_comes(variant, executor):

@@ -113,15 +113,14 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("analysis", "--sizes 0.02 --rounds 1"),
         ("flows", "--ranks 2 --backend cpu --iterations 2 --tokens 6 --hidden 64"),
         ("launch", "--ranks 1 2 --launches 80"),
-        ("merge", "--sizes 0.02 --rounds 1"),
         ("slow_link", "--ranks 4 --tokens 4 --hidden 128 --experts 8 --topk 2 --slow-link 0.01 --rounds 2"),
-        ("pipeline", "--ranks 2 --tokens 6 --hidden 64 --experts 8 --topk 2 --rounds 1"),
     ],
 )
 def test_a_small_run_prints_a_table_and_leaves_its_figures(beside, name, arguments):
@@ -142,6 +141,7 @@ def run_small(beside: Path, name: str, arguments: str) -> tuple[list[str], dict[
     return done.stdout.splitlines(), figures
 
 
+@pytest.mark.rotates
 def test_moe_shows_each_kernel_on_each_rank(beside):
     arguments = "--ranks 2 --backend cpu --tokens 6 --many 9 --hidden 64 --experts 8 --topk 2 --samples 3"
     lines, figures = run_small(beside, "moe", arguments)
@@ -160,6 +160,7 @@ def test_moe_shows_each_kernel_on_each_rank(beside):
         assert lines[at + 4].split() == ["most/least", *ratios]
 
 
+@pytest.mark.rotates
 def test_a_sweep_of_moe_leaves_its_kernels_in_the_file_only(beside):
     arguments = "--ranks 1 --backend cpu --tokens 4 --many 0 --hidden 64 --experts 8 --topk 2 --samples 1 --sweep"
     lines, figures = run_small(beside, "moe", f"{arguments} --variants reduce --blocks 2 --warps 2 --no-peers")

@@ -82,6 +82,7 @@ def test_it_is_a_workflow(workflow):
     assert "$TRACEKERN_OUT" in workflow["env"]["PROGRAM"]
 
 
+@pytest.mark.rotates
 def test_a_pull_request_that_makes_it_slower(workflow, wheel, tmp_path):
     """In a repository that holds nothing of tracekern. The two checkouts hold different programs."""
     for side, options in {"base": "", "head": "--slow-wait 1.5"}.items():
@@ -96,6 +97,7 @@ def test_a_pull_request_that_makes_it_slower(workflow, wheel, tmp_path):
     assert len(list((tmp_path / "captures").iterdir())) == 2 * (5 + 1), "the warm-ups are kept too"
 
 
+@pytest.mark.rotates
 def test_two_nights(workflow, wheel, tmp_path):
     program = f'{LAUNCHED} "$TRACEKERN_OUT"'
     for night in (1, 2):

@@ -24,9 +24,11 @@ from toolchains import (
     ptxas_flags,
 )
 
-pytestmark = pytest.mark.compilers
-
 SOURCES = sorted(CSRC.rglob("kernels.cu"))
+pytestmark = [
+    pytest.mark.compilers,
+    pytest.mark.programs(*(str(path.relative_to(ROOT)) for path in SOURCES), rotates=False),
+]
 IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
 PROBE = CSRC / "trace" / "kernels.cu"
 # Blocks of 1,024 threads have 64 registers a thread: 4 to 8 numbers of these bodies are in memory. They are there for

@@ -60,6 +60,7 @@ def run_in_containers(program: str, directories: list[Path], setups: list[str]) 
     return ["".join(both) for both in said]
 
 
+@pytest.mark.rotates
 @pytest.mark.skipif(not is_root_of_namespaces(), reason="only root may make containers")
 @pytest.mark.parametrize(
     ("setups", "sees_segments"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from attack import run_program
 from toolchains import program
+
+pytestmark = pytest.mark.programs("tests/cpp/copy.cpp")
 
 
 def test_it_copies_every_vector_and_nothing_beyond():

@@ -238,7 +238,7 @@ def test_a_damaged_lock_is_anothers_while_it_is_held(tmp_path: Path, monkeypatch
 
 
 def test_the_second_of_two_runs_into_one_directory_is_refused_in_one_line(tmp_path: Path, command_line: CommandLine):
-    words = command(tmp_path, "--iterations", "100000", "--limit-s", "60", "--ranks", "2", "--records-per-track", "64")
+    words = command(tmp_path, "--iterations", "20000", "--every", "1000", "--limit-s", "60", "--ranks", "2")
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first:
         try:
             deadline = time.monotonic() + 60

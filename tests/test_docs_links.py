@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
+
 import tracekern
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +62,7 @@ def test_every_page_can_be_reached_from_the_readme():
     assert set((ROOT / "docs").glob("*.md")) <= reached
 
 
+@pytest.mark.rotates
 def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
     """Strict: a page that no list names, a dead link and a name without a docstring end the build."""
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]

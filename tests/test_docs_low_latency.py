@@ -34,6 +34,10 @@ def rows_below(head: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
+OF_THE_COMMANDS = pytest.mark.rotates("test_docs_low_latency")
+"""Tests of what the commands of the page leave take one turn together."""
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory) -> Path:
     """Where all commands of the page were run, one after the other."""
@@ -51,6 +55,7 @@ def timeline(directory) -> Timeline:
     return tracekern.load(directory / "ll-capture")
 
 
+@OF_THE_COMMANDS
 def test_its_commands_run_and_leave_what_they_name(directory):
     named = {"ll-capture", "ll-report.html", "ll-late", "ll-late.html", "ll-int4"}
     assert {path.name for path in directory.iterdir()} == named
@@ -89,6 +94,7 @@ def test_sizes():
     assert [size for size in sizes if size not in PAGE] == []
 
 
+@OF_THE_COMMANDS
 def test_spans_of_a_call_are_as_many_as_the_page_says(timeline):
     spans, number = timeline.spans, Counter()
     for event, launch, track in zip(spans.event.tolist(), spans.launch.tolist(), spans.track.tolist(), strict=True):
@@ -106,6 +112,7 @@ def test_spans_of_a_call_are_as_many_as_the_page_says(timeline):
     assert shown == {key: value for key, value in recorded.items() if key not in unshown}
 
 
+@OF_THE_COMMANDS
 def test_the_click_on_a_copy_is_one_of_the_capture_and_of_the_routing(timeline):
     source, local_expert, token = (
         int(re.search(rf"`{name}`: (\d+)", PAGE)[1]) for name in ("src_rank", "local_expert", "token")

@@ -13,6 +13,8 @@ from toolchains import require
 
 import tracekern
 
+pytestmark = pytest.mark.programs("csrc/tracekern.h")
+
 COMMAND = ("g++", "-std=c++20", f"-I{tracekern.include_path()}")
 SOURCE = """#include <tracekern.h>
 #define MY_EVENTS(EVENT) EVENT({name}, {class}, completion, "{channel}", "{begin}", "{end}")

@@ -27,6 +27,7 @@ RING = ROOT / "examples" / "ring"
 EXTENSION = ROOT / "examples" / "torch_extension"
 
 
+@pytest.mark.rotates
 def test_a_kernel_of_your_own(tmp_path, command_line):
     require("g++")
     copy = shutil.copytree(EXAMPLE, tmp_path / "my_kernel", ignore=shutil.ignore_patterns("*.so"))
@@ -49,6 +50,7 @@ def test_a_kernel_of_your_own(tmp_path, command_line):
     assert "incompatible function arguments" in refused.stderr
 
 
+@pytest.mark.rotates
 def test_kernels_that_wait_for_other_ranks(tmp_path):
     require("g++")
     copy = shutil.copytree(SIGNALS, tmp_path / "signals", ignore=shutil.ignore_patterns("*.so"))
@@ -77,6 +79,7 @@ def test_kernels_that_wait_for_other_ranks(tmp_path):
     assert len(timeline.flows) == 2 * 2
 
 
+@pytest.mark.rotates
 def test_a_ring_is_right_under_delays_and_a_slow_receiver_is_named(tmp_path, command_line):
     require("g++")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

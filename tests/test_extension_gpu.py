@@ -22,6 +22,7 @@ EXAMPLE = ROOT / "examples" / "torch_extension"
 STEPS, BLOCKS, WARPS, ROWS = 10, 8, 4, 1024
 
 
+@pytest.mark.programs("examples/torch_extension/square.cu", rotates=False)
 @pytest.mark.compilers
 def test_its_kernel_compiles_without_torch():
     compile_cached((*NVCC, "-c"), EXAMPLE / "square.cu", ".o", Path(tracekern.include_path()))

@@ -246,6 +246,7 @@ def answer(provider: str, pipe: Any) -> None:
     target.stop()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("provider", NETS)
 def test_two_hundred_writes_to_another_process_and_back(provider):
     context = multiprocessing.get_context("spawn")
@@ -281,6 +282,7 @@ word = pair.target.alloc_scalar_watcher(lambda old, new: True)
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("net", NETS)
 def test_a_process_may_end_without_stopping_its_engines(net):
     here = Path(__file__).resolve().parent

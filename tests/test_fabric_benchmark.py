@@ -34,11 +34,13 @@ def figures_of(name: str, library: str) -> None:
         assert json.loads(done.stdout)[figure] > 0
 
 
+@pytest.mark.programs("benchmarks/fabric_engine.cpp", "benchmarks/fabric_raw.cpp", "tests/cpp/efa_rules.cpp")
 @pytest.mark.parametrize("name", ["raw", "engine"])
 def test_a_program_of_the_benchmark_says_how_fast_it_was(name):
     figures_of(name, os.environ.get("SHIM_LIBRARY") or require_library())  # in a rehearsal raw would break the rules
 
 
+@pytest.mark.programs("benchmarks/fabric_engine.cpp", "benchmarks/fabric_raw.cpp", "tests/cpp/efa_rules.cpp")
 def test_the_engine_runs_in_rehearsal(monkeypatch):
     variables = rehearsal.variables("efa")
     monkeypatch.setenv("SHIM_LIBRARY", variables["SHIM_LIBRARY"])

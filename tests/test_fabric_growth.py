@@ -46,6 +46,7 @@ class Growth:
         assert resident_kib() - self.resident_kib < MAX_GROWTH_KIB
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_engines", ENGINES)
 @pytest.mark.parametrize("provider", NETS)
 def test_engines_that_are_opened_and_closed_leave_nothing(provider, num_engines):

@@ -21,6 +21,9 @@ try:
 except NotBuilt as error:
     pytest.skip(str(error), allow_module_level=True)
 
+pytestmark = pytest.mark.programs(
+    *(f"tests/cpp/{name}.cpp" for name in ("fabric_stress", "fabric_fuzz", "in_process_fabric", "efa_rules"))
+)
 RACES = ("-O1", "-g1", "-fsanitize=thread")
 MEMORY = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 # libfabric is not built for the race detector.

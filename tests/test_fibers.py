@@ -6,8 +6,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from kept_builds import build
 from toolchains import CSRC, GXX, compile_cached, program, require
+
+pytestmark = pytest.mark.programs("csrc/platform/cpu_executor.hpp", "tests/cpp/overflow.cpp")
 
 
 def test_a_stack_that_overflows_spoils_no_other():

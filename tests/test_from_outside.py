@@ -258,7 +258,7 @@ def record_ranks(tmp_path: Path, case: str, kernel: Path, **env: str) -> subproc
     return record(tmp_path, *torchrun, ROOT / "tests" / "outside_ranks.py", case, kernel, **env)
 
 
-@pytest.mark.parametrize("case", ["in order", "with its group"])
+@pytest.mark.parametrize("case", ["in order", pytest.param("with its group", marks=pytest.mark.rotates)])
 def test_record_captures_all_ranks_of_torchrun(tmp_path: Path, my_kernel: Path, case: str):
     ended = record_ranks(tmp_path, case, my_kernel)
     assert ended.returncode == 0, ended.stderr
@@ -272,6 +272,7 @@ def test_record_captures_all_ranks_of_torchrun(tmp_path: Path, my_kernel: Path, 
     assert {rank.state for rank in timeline.ranks} == {"closed"}
 
 
+@pytest.mark.rotates
 def test_ranks_that_launch_do_not_wait_long_for_one_that_does_not(tmp_path: Path, my_kernel: Path):
     ended = record_ranks(tmp_path, "never launches", my_kernel, TRACEKERN_GROUP_TIMEOUT_S="2")
     assert ended.returncode == 0, ended.stderr

@@ -11,6 +11,8 @@ import pytest
 from attack import RIGHT, SLOW, TIMED_OUT, VARIANTS
 from toolchains import program
 
+pytestmark = pytest.mark.programs(*(f"tests/cpp/{name}_stress.cpp" for name in ("p2p", "low_latency", "two_hop")))
+
 LIMIT_S = 20
 """Of a run that takes milliseconds: longer ones hang."""
 ONE_RANK = ("1", "3", "3", "8", "8", "6", "2", "2", "1")

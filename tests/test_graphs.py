@@ -18,6 +18,7 @@ from tracekern.segment.pack import write_dump
 from tracekern.segment.writer import SegmentWriter
 
 
+@pytest.mark.programs("tests/cpp/graph.cpp")
 def test_replays_get_regions_and_what_finds_none_is_counted():
     done = subprocess.run(
         [program("graph", "-O1", "-g1", "-fsanitize=thread")], capture_output=True, text=True, timeout=120

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.toolchains import CSRC, GXX, NVCC, ROOT, compile_cached
-from tracekern import _C
+from tracekern import _core
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.segment.names import has_owner, list_segments
@@ -76,7 +76,7 @@ def test_a_slow_rank_is_named_by_what_hosts_without_python_left(tmp_path, progra
     dump = read_dump(directory / "rank_00001.tkdump")
     about = {"state": "closed", "rank": 1, "num_ranks": 2, "backend": "cpu", "role_tables": [["send", "receive"]]}
     assert about.items() <= dump.metadata.items()
-    assert dump.metadata["clock"]["shift"] == _C.clock_shift
+    assert dump.metadata["clock"]["shift"] == _core.clock_shift
     assert [(launch.name, launch.sequence, launch.epoch) for launch in dump.launches] == [
         ("ring", sequence, 1) for sequence in range(4)
     ]
@@ -156,6 +156,7 @@ def test_the_header_is_c(tmp_path):
     compile_cached(("gcc", "-std=c99", *WARNED, "-c"), tmp_path / "host.c", ".o")
 
 
+@pytest.mark.programs("examples/mpi/ring_host.cpp", "csrc/tracekern_host.cpp", rotates=False)
 @pytest.mark.compilers
 def test_the_example_compiles_for_gpus():
     compile_cached((*NVCC, "-x", "cu", "-ptx"), EXAMPLE / "ring_host.cpp", ".ptx")

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toolchains import program
 
+pytestmark = pytest.mark.programs("tests/cpp/incoming.cpp")
+
 Order = list[tuple[int, int]]
 """(source, row) of one warp, in the order in which it takes them."""
 

@@ -90,6 +90,7 @@ def two_calls(group: Group, dtype: str, directory: str = "") -> bool:
     return all(same_bits(out, wanted) for out in outs)
 
 
+@pytest.mark.one_in(3)
 @DTYPES
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_have_the_bits_of_the_layer_on_one_device(pools, ranks, dtype):

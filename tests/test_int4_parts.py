@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from toolchains import program
 
+pytestmark = pytest.mark.programs("tests/cpp/int4_parts.cpp")
+
 VALID = (0x4, 0x8, 0x9, 0xC, 0xD, 0xE)
 """Metadata of a chunk that PTX allows: two places, the second behind the first."""
 

@@ -103,6 +103,7 @@ RUN = ("run", "moe", "--expert", "int4_sparse", "--backend", "cpu", "--iteration
 SMALL = ("--ranks", 2, "--tokens", 4, "--hidden", SIZE, "--intermediate", SIZE, "--experts", EXPERTS, "--topk", TOPK)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", [("dedup",), ("low_latency",), ("low_latency", "--dispatch-dtype", "bf16")])
 def test_a_run_with_int4_experts_checks_its_results(command_line, tmp_path: Path, how):
     done = command_line(*RUN, *SMALL, "--variant", *how, "-o", tmp_path / "capture")

@@ -13,6 +13,8 @@ from attack import PLANTED, RACE_EXIT, SEEDS, SLOW, TIMED_OUT, WRONG_RESULT, ass
 from left_out import INT4_RING_FILES, LEFT_OUT, Edit, barriers_in, numbered_program, sites_of
 from toolchains import SAMPLE, program
 
+pytestmark = pytest.mark.programs("tests/cpp/int4_ring.cpp")
+
 RINGS = ("ring", "wide")
 STAGINGS = (*RINGS, "reg")
 SMALL = (384, 256)

@@ -13,7 +13,7 @@ from kept_builds import log_of
 from kernel_names import readable
 from toolchains import CSRC, compile_sm_90
 
-pytestmark = pytest.mark.compilers
+pytestmark = [pytest.mark.compilers, pytest.mark.programs("csrc/moe/gemm/kernels.cu", rotates=False)]
 
 SOURCE = CSRC / "moe" / "gemm" / "kernels.cu"
 # One pipe of an SM makes these, and all of a decoding but its products, which IMAD and HFMA2 make on other pipes.

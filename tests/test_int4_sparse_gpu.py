@@ -170,5 +170,5 @@ def test_a_run_of_ranks_records_steps(command_line, tmp_path: Path, clock):
     done = command_line("run", "moe", *size, *kind, *recorded)
     assert done.returncode == 0, done.stderr
     timeline = tracekern.load(tmp_path / "capture")
-    assert len(timeline.rows_of("multiply"))
+    assert len(timeline.rows_of("multiply_stage"))
     assert {problem.kind for problem in timeline.problems} <= {"cycle_clock", "dense_probes", "held_up_launch"}

@@ -76,6 +76,7 @@ def two_calls(group: Group, num_nodes: int, is_queued: bool, directory: str = ""
     return [*wrong, wrong_of(pipeline, called[1])]
 
 
+@pytest.mark.one_in(4)
 @IS_QUEUED
 @pytest.mark.parametrize(("ranks", "num_nodes"), [(1, 1), (2, 1), (4, 2), (4, 4)])
 def test_ranks_have_the_bits_of_their_reference(pools, ranks, num_nodes, is_queued):

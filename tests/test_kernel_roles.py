@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from attack import run_program
 from toolchains import program
+
+pytestmark = pytest.mark.programs("tests/cpp/roles.cpp")
 
 
 def roles_of_warps(blocks: int, warps: int) -> dict[str, list[list[str]]]:

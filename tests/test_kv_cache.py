@@ -420,6 +420,7 @@ def be_the_decoder(other: Any, nets: Any) -> int:
 
 
 @pytest.mark.skipif(missing() != "", reason=missing())
+@pytest.mark.rotates
 def test_a_cache_travels_between_two_hosts():
     assert run_on_hosts(be_a_prefiller, be_the_decoder) == (None, 0)
 

@@ -25,6 +25,10 @@ def result(name: str) -> dict:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
+pytestmark = pytest.mark.programs(
+    *(f"benchmarks/{name}.py" for name in ("fluid", "link_model", "link_walks", "visits"))
+)
+
 # ---- fair rates
 
 

@@ -102,6 +102,7 @@ def run_back_to_back(group: Group, shape: MoeShape, variant: str, iterations: in
     return wrong
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", list(STAGES))
 @pytest.mark.parametrize("num_calls", [60, pytest.param(1000, marks=pytest.mark.soak)])
 def test_calls_back_to_back(pools, variant, num_calls):

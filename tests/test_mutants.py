@@ -34,6 +34,10 @@ from left_out import (
 )
 from toolchains import CSRC
 
+pytestmark = pytest.mark.programs(
+    *(f"tests/cpp/{name}.cpp" for name in ("p2p_stress", "rings", "barriers", "far_ranks"))
+)
+
 
 def pipeline(variant: str, shape: Shape) -> tuple[str, ...]:
     return (variant, "bf16", "threads", *shape.arguments()[:-1], "SEED")

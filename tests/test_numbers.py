@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from toolchains import program
 
+pytestmark = pytest.mark.programs("tests/cpp/numbers.cpp")
+
 torch = pytest.importorskip("torch")
 
 PATTERNS = np.arange(65536, dtype=np.uint16)

@@ -326,6 +326,7 @@ OF_THE_UI = (
 """What the Perfetto UI itself writes to the console where it may reach nothing but where it came from."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "size"), [("h200x4", SIZES[0]), ("cpu_8_ranks", SIZES[1])])
 def test_offline_shows_the_longest_wait_in_the_real_ui(name, size, browser, tmp_path):
     with opened(fresh_copy(name, tmp_path), "--offline") as (process, url), browser.tab(*size) as tab:
@@ -391,6 +392,7 @@ def test_of_few_iterations_the_longest_wait_of_all_comes_first():
     assert few.longest == longest
 
 
+@pytest.mark.rotates
 def test_offline_shows_a_trace_of_another_program(trace, tmp_path, browser):
     with opened(trace, "--offline") as (process, url), browser.tab(1600) as tab:
         page = tab.page

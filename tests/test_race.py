@@ -35,11 +35,13 @@ def races() -> list[object]:
     ]
 
 
+@pytest.mark.programs("tests/cpp/p2p_stress.cpp")
 @pytest.mark.parametrize(("shape", "variant"), races())
 def test_variants_have_no_race(shape, variant):
     assert_right(stress(TSAN, variant, "bf16", "threads", shape))
 
 
+@pytest.mark.programs("tests/cpp/p2p_stress.cpp")
 @pytest.mark.parametrize("trace", ["on", "ring"])
 @pytest.mark.parametrize("variant", ["balanced", "pipelined"])
 def test_recording_has_no_race(variant, trace):
@@ -50,15 +52,18 @@ TRACKS = ("3", "2", "8", "60")
 """Blocks, warps, records of a track, launches that use the same region."""
 
 
+@pytest.mark.programs("tests/cpp/tracks.cpp")
 @pytest.mark.parametrize("record_format", ["span", "ring"])
 def test_tracks_side_by_side_have_no_race(record_format):
     assert_right(run_program(program("tracks", *RECORDER_TSAN), record_format, *TRACKS))
 
 
+@pytest.mark.programs("tests/cpp/fabric_turns.cpp")
 def test_turns_of_a_transfer_engine_have_no_race():
     assert_right(run_program(program("fabric_turns", *RECORDER_TSAN), "4", "4000"))
 
 
+@pytest.mark.programs("tests/cpp/tracks.cpp")
 @pytest.mark.parametrize("planted", ["track", "record"])
 @pytest.mark.parametrize("record_format", ["span", "ring"])
 def test_a_writer_in_another_track_is_noticed(record_format, planted):
@@ -73,6 +78,7 @@ REACHING = {
 """By format: what makes its tracks reach into the next ones."""
 
 
+@pytest.mark.programs("tests/cpp/tracks.cpp")
 @pytest.mark.parametrize("record_format", REACHING)
 def test_a_track_that_reaches_into_the_next_is_noticed(tmp_path, record_format):
     copy = tmp_path / "csrc"
@@ -86,6 +92,7 @@ def test_a_track_that_reaches_into_the_next_is_noticed(tmp_path, record_format):
     assert_right(run_program(binary, other, *TRACKS))
 
 
+@pytest.mark.programs("tests/cpp/barriers.cpp")
 @pytest.mark.parametrize(
     "arguments", [("grid", "threads", "1", "4", "3", "200"), ("rank", "threads", "3", "1", "1", "300")], ids=str
 )
@@ -93,6 +100,7 @@ def test_barriers_have_no_race(arguments):
     assert_right(run_program(program("barriers", *TSAN), *arguments))
 
 
+@pytest.mark.programs("tests/cpp/p2p_stress.cpp")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("number", SAMPLED_NUMBERS)
 def test_memory_is_used_as_it_should(variant, number):

@@ -72,6 +72,7 @@ def look_at(page) -> list[dict]:
     return page.evaluate(f"() => {FIGURES}")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("width", "color_scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_works_in_a_browser_without_a_network(findings, tmp_path, browser, width, color_scheme):
     path = page_of(findings, tmp_path / "report.html")

@@ -260,6 +260,7 @@ def all_record(launcher: int) -> bool:
         return False
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")],

@@ -100,6 +100,7 @@ def test_a_rank_that_hangs_in_the_set_up_is_named_with_those_that_wait_for_it(ba
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("act", "how", "phase"),
     [*(("KILL", "killed by signal 9", phase) for phase in PHASES), ("exit", "exit status 7", "run")],

@@ -6,6 +6,8 @@ import pytest
 from attack import RIGHT, TIMED_OUT, run_program
 from toolchains import program
 
+pytestmark = pytest.mark.programs("tests/cpp/lanes.cpp")
+
 LONG_AGO = FIRST_EPOCH = 0xFFFFFFF0
 """What a fault keeps of the epoch that a flag has which stays away."""
 

@@ -23,12 +23,21 @@ PEERS = 2
 SMALL = {"ranks": 4, "tokens": 8, "hidden": 1024, "experts": 8, "topk": 3, "uneven": False, "routing": "uniform"}
 
 
+@pytest.mark.programs("tests/cpp/slow_link.cpp")
 @pytest.mark.parametrize(("executor", "flags"), [("fibers", ()), ("threads", TSAN)])
 def test_what_goes_to_another_node_waits_for_the_link_and_nothing_else_does(executor, flags):
     assert_right(run_program(program("slow_link", *flags), executor))
 
 
-@pytest.mark.parametrize("variant", ["two_hop", "reduce", "dedup", "token", "pipelined", "low_latency"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "two_hop",
+        "reduce",
+        "low_latency",
+        *(pytest.param(name, marks=pytest.mark.rotates) for name in ("dedup", "token", "pipelined")),
+    ],
+)
 def test_kernels_take_at_least_the_time_of_their_bytes_on_the_link(tmp_path, variant):
     report = run(MoeRun(**SMALL, variant=variant, iterations=2, slow_link=GB_PER_S), tmp_path)
     report.raise_for_error()

@@ -7,6 +7,8 @@ import os
 import pytest
 from attack import PROMPT, SAMPLED_NUMBERS, SLOW, VARIANTS, Shape, assert_right, stress
 
+pytestmark = pytest.mark.programs("tests/cpp/p2p_stress.cpp")
+
 LAYOUTS = [(1, 1, 1), (1, 5, 3), (2, 1, 1), (2, 8, 1), (3, 2, 4), (5, 1, 7), (8, 8, 4)]
 """ranks, blocks, warps"""
 

@@ -81,6 +81,7 @@ def test_the_naive_read_behind_a_block_barrier_is_wrong():
     assert max(span for span, _, _ in measured()["block", "naive"]) < DELAY_NS / 2
 
 
+@pytest.mark.programs("tests/cpp/true_times.cu", rotates=False)
 @pytest.mark.compilers
 def test_the_read_behind_a_block_barrier_depends_on_its_result():
     cubin = compile_cached((*NVCC, "-cubin"), SOURCE, ".cubin")

@@ -41,6 +41,7 @@ def run(directory: Path, *options: str) -> list[str]:
 BACKENDS = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.multigpu)]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_handles_hang_and_the_trace_says_why_and_tagged_flags_do_not_hang(tmp_path, backend):
     if backend == "cuda" and torch.cuda.device_count() < 2:

@@ -33,6 +33,8 @@ from attack import (
 from left_out import LEFT_OUT, TWO_HOP_FILES, barriers_in, numbered_program
 from toolchains import SAMPLE, program
 
+pytestmark = pytest.mark.programs("tests/cpp/two_hop_stress.cpp")
+
 TSAN = (*RACES, *SAMPLE)
 MEMORY = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *PLANTED, *SAMPLE)
 TRANSPORTS = ("mapped", "far")

@@ -11,6 +11,8 @@ import pytest
 from attack import SLOW, TIMED_OUT, TSAN, assert_right, run_program
 from toolchains import AMD_TARGETS, ROOT, compile_cached, compile_sm_90, hip_command, program
 
+pytestmark = pytest.mark.programs("tests/cpp/rings.cpp", "tests/cpp/rings.cu", "tests/cpp/far_ranks.cpp")
+
 TIMEOUT = "1"  # FaultCause: its own time ran out
 
 

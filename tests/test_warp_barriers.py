@@ -14,6 +14,8 @@ from toolchains import GXX, NVCC, ROOT, SAMPLE, compile_cached
 import tracekern
 from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
 
+pytestmark = pytest.mark.programs("csrc/tracekern.h")
+
 BLOCKS, WARPS, ROUNDS = 2, 4, 3
 LATE_OF_PAIR = {0: 1, 1: 2}
 

@@ -48,6 +48,7 @@ def cuda_kernels(cubin: Path) -> dict[str, object]:
     return {readable(name): (texts[name], properties[name]) for name in texts}
 
 
+@pytest.mark.programs(rotates=False)
 @pytest.mark.compilers
 @pytest.mark.parametrize("source", SOURCES)
 def test_sm_90(never_traced, source):
@@ -66,6 +67,7 @@ def amd_kernels(assembly: Path) -> dict[str, object]:
 
 
 # What a macro leaves behind is seen in any family, once for each compiler; nvcc has all of them.
+@pytest.mark.programs(rotates=False)
 @pytest.mark.compilers
 @pytest.mark.parametrize(
     "source", [pytest.param(name, marks=[] if name in OF_AMD else [pytest.mark.soak]) for name in SOURCES]
@@ -78,6 +80,7 @@ def test_gfx942(never_traced, source):
     assert_same(amd_kernels(ours), amd_kernels(never))
 
 
+@pytest.mark.programs("tests/cpp/cpu_kernels.cpp", rotates=False)
 @pytest.mark.compilers
 def test_gxx(never_traced):
     source = ROOT / "tests" / "cpp" / "cpu_kernels.cpp"
