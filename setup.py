@@ -150,7 +150,7 @@ def wanted_extensions() -> list[Extension]:
     asked = os.environ.get("TRACEKERN_PARTS", "").replace(",", " ").split() or list(found)
     if asked == ["none"]:
         return []
-    if unknown := [name for name in asked if name not in found and name not in ("fabric", "cuda")]:
+    if unknown := [name for name in asked if name not in found and name != "fabric"]:
         raise SystemExit(f"TRACEKERN_PARTS names {unknown[0]!r}; wanted some of {', '.join(found)}")
     if "fabric" in asked and not FABRIC_HEADERS and "TRACEKERN_PARTS" in os.environ:
         raise SystemExit("tracekern._fabric needs libfabric's headers; on Debian: apt-get install libfabric-dev")
