@@ -124,6 +124,7 @@ class Rotation:
         for item in items:
             if sources := sources_of(item):
                 by_key[f"{item.path.stem}: {', '.join(sources)}"].append(item)
+        num_in_turns = sum(item.get_closest_marker("one_in") is not None for item in items)
         num_cases = Counter(item.nodeid.partition("[")[0] for own in by_key.values() for item in own)
         known, left_out = settled(), set()
         for key, own in by_key.items():
@@ -138,7 +139,7 @@ class Rotation:
             left_out |= other_cases(items)
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
-        num_marked = sum(num_cases.values()) + len(rotating)
+        num_marked = sum(num_cases.values()) + len(rotating) + num_in_turns
         whole = ", ".join(sorted({key.partition(":")[0] for key in self._hashes})) or "none"
         self._told = (
             f"long tests: {num_marked - len(left_out)} of {num_marked}; all of {whole}, whose sources have changed, "
