@@ -107,9 +107,9 @@ class Rotation:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._hashes: dict[str, str] = {}
-        """Of the sources of which this run has all tests."""
+        """Hashes of the sources of which this run has all tests."""
         self._keys: dict[str, str] = {}
-        """Test -> key, of these tests."""
+        """Test -> key of its sources."""
         self._passed: set[str] = set()
         self._failed: set[str] = set()
         self._told = ""

@@ -26,7 +26,7 @@ FREE = tuple(
 )
 """Free to all. They import only each other."""
 _COMPILED = ("tracekern._core", "tracekern._cuda", "tracekern.compiled")
-"""What is compiled, and what loads the parts that most commands do not need."""
+"""Extensions, and the loader of those that most commands do not need."""
 ALLOWED_IMPORTS = {
     "tracekern": tuple(
         f"tracekern.{name}" for name in ("record", "comm", "launcher", "timeline", "export", "analysis")
