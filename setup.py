@@ -144,7 +144,8 @@ def wanted_extensions() -> list[Extension]:
         found["fabric"] = host_extension("fabric", ["csrc/fabric/bindings.cpp"], depends, extra_link_args=["-ldl"])
         found["fabric"].include_dirs.append(FABRIC_HEADERS)
     core = ["csrc/python_api.cpp", *(path for part in ("apis", "encode") for path in glob.glob(f"csrc/{part}/*.cpp"))]
-    found["core"] = host_extension("core", sorted(core), headers, extra_link_args=["-pthread", "-lrt"])
+    of_core = [*shared_headers(), *glob.glob("csrc/encode/*.h*")]  # a change in one family builds no other part
+    found["core"] = host_extension("core", sorted(core), of_core, extra_link_args=["-pthread", "-lrt"])
     if NVCC:
         found["cuda"] = Extension("tracekern._cuda", CUDA_SOURCES, depends=headers)
     asked = os.environ.get("TRACEKERN_PARTS", "").replace(",", " ").split() or list(found)

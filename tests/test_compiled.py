@@ -103,6 +103,13 @@ def test_a_checkout_that_cannot_be_written_is_told_in_one_line(monkeypatch, tmp_
         _build("p2p")
 
 
+def test_a_checkout_without_what_builds_is_told_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr("tracekern.compiled._PACKAGE", tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pybind11" else name)
+    with pytest.raises(NotBuilt, match=r"^tracekern\._p2p has to be built .* needs pybind11: python -m pip"):
+        _build("p2p")
+
+
 def test_help_and_what_users_import_load_no_family():
     code = (
         "import sys, tracekern.moe.families, tracekern.moe.options, tracekern.moe.gemm, tracekern.moe.buffer; "

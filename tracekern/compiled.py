@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -57,6 +58,11 @@ def _build(name: str) -> None:
         if target.exists():
             return
         raise NotBuilt(f"tracekern._{name} is not built, and {_PACKAGE} cannot be written; run a command there once")
+    if missing := [package for package in ("pybind11", "setuptools") if importlib.util.find_spec(package) is None]:
+        raise NotBuilt(
+            f"tracekern._{name} has to be built from {_CHECKOUT}, which needs {' and '.join(missing)}: "
+            f"python -m pip install {' '.join(missing)}"
+        )
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     about = {**os.environ, "TRACEKERN_PARTS": name, "TRACEKERN_EXTENSION": "1", "TRACEKERN_CUDA": "0"}
     # Each file is shown as it is compiled; standard output is the command's own.
