@@ -54,7 +54,7 @@ def test_a_capture_stores_it(tmp_path: Path):
         run_kernel(session.launch("demo", grid=1, warps=1, events=EVENT_TABLE).descriptor, 1, 1, 1)
     stored = read_dump(tmp_path / "rank_00000.tkdump").metadata["overhead_ns"]
     assert list(stored) == ["1"]
-    assert stored["1"] > 0
+    assert 0 <= stored["1"] < 1e6  # a difference of two times: 0 where a busy machine took longer for the untraced one
 
 
 @pytest.mark.parametrize("stored", [[1], {"4": "fast"}, {"x": 1.0}, {"4": -1.0}, {"4": None}])

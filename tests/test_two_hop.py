@@ -480,7 +480,7 @@ SMALL = ("--ranks", 4, "--tokens", 20, "--hidden", 64, "--experts", 8, "--topk",
 
 def test_a_run_is_checked_bit_by_bit_and_a_late_rank_is_seen(command_line, tmp_path):
     options = ("--nodes", 2, "--channels", 2, "--rdma-send", 2, "--rdma-recv", 8, "--nvl-send", 2, "--nvl-recv", 4)
-    late = ("--late-rank", 1, "--late-us", 20_000)
+    late = ("--late-rank", 1, "--late-us", 100_000)
     result = command_line("run", "moe", "--variant", "two_hop", *SMALL, *options, *late, "-o", tmp_path / "capture")
     assert result.returncode == 0, result.stderr
     assert "every result equals the node reduced reference, bit by bit" in result.stdout
