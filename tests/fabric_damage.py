@@ -26,11 +26,11 @@ def damaged(whole: bytes, chance: random.Random, another: bytes = b"") -> bytes:
 
 
 class PackedDescriptor:
-    """A descriptor, cut into the fields that travel: engine, region, bytes, and an address, key and base a domain."""
+    """A descriptor, cut into what travels: engine, secret, region, bytes, and an address, key and base a domain."""
 
     def __init__(self, packed: bytes) -> None:
-        *self.numbers, num_ways = struct.unpack_from("<QQQI", packed)
-        at, self.addresses, self.keys = 28, list[bytes](), list[int]()
+        *self.numbers, num_ways = struct.unpack_from("<QQQQI", packed)
+        at, self.addresses, self.keys = 36, list[bytes](), list[int]()
         for _ in range(num_ways):
             (size,) = struct.unpack_from("<I", packed, at)
             self.addresses.append(packed[at + 4 : at + 4 + size])
@@ -38,7 +38,7 @@ class PackedDescriptor:
             at += 20 + size
 
     def pack(self) -> bytes:
-        packed = struct.pack("<QQQI", *self.numbers, len(self.addresses))
+        packed = struct.pack("<QQQQI", *self.numbers, len(self.addresses))
         for number, address in enumerate(self.addresses):
             key, base = self.keys[2 * number : 2 * number + 2]
             packed += struct.pack("<I", len(address)) + address + struct.pack("<QQ", key, base)
@@ -92,7 +92,7 @@ def wrong_descriptors(whole: bytes, another: bytes, count: int, seed: int) -> li
 def damaged_numbers(packed: bytes, chance: random.Random) -> bytes:
     """Cut short, made longer, or with a bit changed outside of its addresses."""
     made = bytearray(packed)
-    numbers = [*range(32), *range(len(packed) - 16, len(packed))]
+    numbers = [*range(40), *range(len(packed) - 16, len(packed))]
     for at in chance.sample(numbers, 2):
         made[at] ^= 1 << chance.randrange(8)
     size = chance.choice((len(made), len(made), chance.randrange(len(made)), len(made) + 8))

@@ -24,7 +24,9 @@ except NotBuilt as error:
 from tracekern.fabric import Net, TransferEngine, TransferError
 
 LOOPBACK = Net("tcp", "127.0.0.1")
-NETS = {"tcp": [LOOPBACK], "shm": [Net("shm", "")], "two_domains": [LOOPBACK, Net("tcp", "127.0.0.2")]}
+NETS = {"tcp": [LOOPBACK], "two_domains": [LOOPBACK, Net("tcp", "127.0.0.2")]}
+ALL_NETS = {**NETS, "shm": [Net("shm", "")]}
+"""Over shm two engines of one process do not meet."""
 LIMIT_S = 30.0
 
 

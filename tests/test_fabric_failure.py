@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fabric_pairs import LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
+from fabric_pairs import ALL_NETS, LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
 from fabric_processes import (
     PAGE,
     PAGES,
@@ -296,7 +296,7 @@ def test_a_peer_that_is_slow_to_answer_is_asked_again():
 @pytest.mark.parametrize("change", ["key", "bytes"])
 def test_a_descriptor_that_was_changed_is_refused_by_its_owner(pair, change):
     packed = bytearray(pair.dst.to_bytes())
-    packed[20 if change == "bytes" else len(packed) - 16] ^= 1
+    packed[28 if change == "bytes" else len(packed) - 16] ^= 1
     error = write(pair, MemoryRegionDescriptor(bytes(packed)))
     assert "the descriptor is not the one that" in str(error)
     assert write(pair, pair.dst) is None
@@ -410,31 +410,30 @@ def tcp_pair() -> Iterator[Pair]:
     made.stop()
 
 
-def test_segments_of_dead_processes_are_removed_and_no_others(tmp_path):
-    child = subprocess.Popen(["true"])
-    child.wait()
-    stale, own = f"{child.pid}:0:0", f"{os.getpid()}:0:0"
-    for name in (stale, own, f"{child.pid}:0", "notes", f"x{child.pid}:0:0"):
+def test_segments_whose_marker_nobody_holds_are_removed_and_no_others(tmp_path):
+    """Those of a process in another namespace look like those of a dead one, but for the lock."""
+    for name in ("1-2:0:0", "1-2:0:0.tracekern", "3-4:0:0", "3-4:0:0.tracekern", "5-6:0:0", "notes", ".tracekern"):
         (tmp_path / name).write_text("x")
-    (tmp_path / f"{child.pid}:0:1").symlink_to(tmp_path / "notes")
-    remove_stale_segments(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [own, f"{child.pid}:0", f"{child.pid}:0:1", "notes", f"x{child.pid}:0:0"]
-    )
+    (tmp_path / "link.tracekern").symlink_to(tmp_path / "notes")
+    with open(tmp_path / "3-4:0:0.tracekern") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        remove_stale_segments(tmp_path)
+    left = ["3-4:0:0", "3-4:0:0.tracekern", "5-6:0:0", "notes", ".tracekern", "link.tracekern"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(left)
 
 
 def test_an_engine_removes_what_a_killed_one_left():
     peer = PeerProcess(PROVIDERS["shm"])
-    left = Path("/dev/shm").glob(f"{peer.process.pid}:*")
-    (segment,) = left
+    left = list(Path("/dev/shm").glob(f"{peer.process.pid}-*"))
+    assert len(left) == 2  # with its marker
     peer.end()
-    assert segment.exists()
-    engine(NETS["shm"]).stop()
-    assert not segment.exists()
+    assert all(path.exists() for path in left)
+    engine(ALL_NETS["shm"]).stop()
+    assert not any(path.exists() for path in left)
 
 
-@both_providers
-def test_members_join_and_leave_while_traffic_flows(net):
+def test_members_join_and_leave_while_traffic_flows():
+    net = LOOPBACK
     target = Pair([net], num_bytes=PAGE)
     counts = threading.Semaphore(0)
     target.target.set_imm_callback(lambda imm: counts.release())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fabric_pairs import NETS, wait_until
+from fabric_pairs import ALL_NETS, NETS, wait_until
 from fabric_processes import PeerProcess, Source, both_providers, shim_fixture, source_and_peer  # noqa: F401
 
 from tracekern.errors import BadInput
@@ -83,10 +83,11 @@ def test_a_peer_that_has_given_up_the_owner_in_turn_confirms_as_well(net):
         given_up.must_be_freed()
 
 
-@pytest.mark.parametrize("provider", NETS)
+@pytest.mark.parametrize("provider", ALL_NETS)
 def test_writes_of_a_peer_that_was_given_up_are_waited_for(provider):
     """Of two domains they come through one, and the confirmation through the other."""
-    with source_and_peer(*NETS[provider], limit_s=SILENCE_S, peer_limit_s=SILENCE_S, num_bytes=MIB) as (owner, peer):
+    limits = {"limit_s": SILENCE_S, "peer_limit_s": SILENCE_S}
+    with source_and_peer(*ALL_NETS[provider], **limits, num_bytes=MIB) as (owner, peer):
         given_up = GivenUp(owner, peer, num_writes=200)
         given_up.wait_for_burial()
         peer.signal(signal.SIGCONT)
@@ -109,11 +110,11 @@ def test_memory_is_free_once_a_peer_that_was_given_up_has_ended(net, end):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("provider", NETS)
+@pytest.mark.parametrize("provider", ALL_NETS)
 def test_nothing_comes_after_a_killed_writers_memory_was_given_back(provider, times):
     """The owner is stopped meanwhile, and has much of what was written still to take."""
     for _ in range(times):
-        owner, writer = (PeerProcess(*NETS[provider], num_bytes=64 * MIB) for _ in range(2))
+        owner, writer = (PeerProcess(*ALL_NETS[provider], num_bytes=64 * MIB) for _ in range(2))
         assert writer.write(owner.descriptor) == "None"
         owner.ask("fill 7")
         owner.signal(signal.SIGSTOP)

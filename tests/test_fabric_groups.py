@@ -49,22 +49,10 @@ class Fan:
 
 
 @pytest.fixture(scope="module")
-def two_domains_fan() -> Iterator[Fan]:
+def fan() -> Iterator[Fan]:
     made = Fan(NETS["two_domains"])
     yield made
     made.stop()
-
-
-@pytest.fixture(scope="module")
-def shm_fan() -> Iterator[Fan]:
-    made = Fan(NETS["shm"])
-    yield made
-    made.stop()
-
-
-@pytest.fixture(params=["shm", "two_domains"])
-def fan(request: Any) -> Fan:
-    return request.getfixturevalue(f"{request.param}_fan")
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +146,7 @@ def test_a_thousand_scatters_arrive_whole(fan):
 
 
 @pytest.mark.parametrize("name", ["shard_peers", "shard_bytes"])
-def test_engines_meet_at_barriers(two_domains_fan, name):
-    fan = two_domains_fan
+def test_engines_meet_at_barriers(fan, name):
     everyone = [fan.source, *fan.targets]
     memory = [fan.own, *fan.memory]
     groups = [made.add_peer_group(memory[:i] + memory[i + 1 :]) for i, made in enumerate(everyone)]
@@ -172,17 +159,6 @@ def test_engines_meet_at_barriers(two_domains_fan, name):
             counter.wait(NUM_PEERS * count_immediates(routing, fan.source.num_domains), LIMIT_S)
     assert done.wait(10 * len(everyone)) == [None] * 10 * len(everyone)
     assert [made.remove_imm_count(5) for made in everyone] == [(0, 0)] * len(everyone)
-
-
-def test_an_answer_over_shm_within_a_process_is_refused(shm_fan):
-    """libfabric would end the process. Between processes it works: test_fabric.py."""
-    fan, flag = shm_fan, DoneFlag()
-    first = Done()
-    fan.source.submit_barrier(fan.group, 7, on_done=first)
-    assert first.wait() == [None]
-    fan.targets[0].submit_imm(fan.own, 7, flag)
-    with pytest.raises(TransferError, match="shm: both engines are in this process, and the peer met this one first"):
-        flag.wait(LIMIT_S)
 
 
 def test_nothing_is_written_before_all_peers_have_answered():

@@ -20,7 +20,7 @@ MAX_GROWTH_KIB = 128 << 10
 
 def resources() -> tuple[int, int, int]:
     """Threads, files and segments of this process."""
-    segments = list(Path("/dev/shm").glob(f"{os.getpid()}:*"))
+    segments = list(Path("/dev/shm").glob(f"{os.getpid()}-*"))
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), len(segments)
 
 

@@ -1,8 +1,11 @@
 // Names that engines give each other: where a domain is, and where memory is that a peer may write to.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -19,6 +22,34 @@ struct DomainAddress {
 
     static constexpr size_t kMaxBytes = 256;
 };
+
+// An engine, and what it wants to hear from who speaks to it.
+struct EngineName {
+    uint64_t number, secret;
+};
+
+// Where an engine takes messages, as users hand it on: its first domain, and what it wants to hear.
+struct EngineAddress {
+    DomainAddress domain;
+    uint64_t secret;
+};
+inline std::string pack(const EngineAddress& address) {
+    return address.domain.bytes + std::string(reinterpret_cast<const char*>(&address.secret), sizeof(address.secret));
+}
+// Of anything: who is spoken to refuses what is no address of it.
+inline EngineAddress unpack_address(const std::string& bytes) {
+    EngineAddress address{};
+    const size_t size = bytes.size() < sizeof(address.secret) ? 0 : bytes.size() - sizeof(address.secret);
+    address.domain.bytes = bytes.substr(0, size);
+    std::memcpy(&address.secret, bytes.data() + size, std::min(bytes.size(), sizeof(address.secret)));
+    return address;
+}
+
+// Drawn by the operating system: nobody guesses it. Never 0.
+inline uint64_t draw_number() {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random() | 1;
+}
 
 // Memory of an engine, as the peers see it that write there.
 struct MemoryRegionDescriptor {
@@ -50,6 +81,7 @@ struct MemoryRegionDescriptor {
         Shared ways_ = kNone;
     };
     uint64_t engine;  // who it belongs to: another one in each process and each start
+    uint64_t secret;  // what that one wants to hear from who speaks to it
     uint64_t region;  // of the engine, counted from 1
     uint64_t bytes;
     Ways ways;  // one a domain
@@ -118,7 +150,7 @@ constexpr uint32_t kMaxDomains = 4;  // of an engine
 
 inline std::string pack(const MemoryRegionDescriptor& descriptor) {
     Packer packer;
-    packer.number(descriptor.engine).number(descriptor.region).number(descriptor.bytes);
+    packer.number(descriptor.engine).number(descriptor.secret).number(descriptor.region).number(descriptor.bytes);
     packer.number(static_cast<uint32_t>(descriptor.ways.size()));
     for (const auto& way : descriptor.ways) packer.text(way.address.bytes).number(way.key).number(way.base);
     return packer.take();
@@ -129,6 +161,7 @@ inline MemoryRegionDescriptor unpack_descriptor(std::string_view bytes) {
     MemoryRegionDescriptor descriptor{};
     descriptor.engine = unpacker.number<uint64_t>();
     if (descriptor.engine == 0) unpacker.refuse("engine 0");
+    descriptor.secret = unpacker.number<uint64_t>();
     descriptor.region = unpacker.number<uint64_t>();
     descriptor.bytes = unpacker.number<uint64_t>();
     const uint32_t count = unpacker.number<uint32_t>();

@@ -3,6 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <set>
+
 #include "fabric/engine.hpp"
 
 namespace py = pybind11;
@@ -10,27 +13,29 @@ using namespace tracekern;
 
 namespace {
 
+using Unlocked = py::call_guard<py::gil_scoped_release>;  // as fabric/rule.hpp wants it
+
+// At most some 30 years: what is added to a time stays one.
 std::chrono::nanoseconds to_ns(double seconds) {
-    return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+    if (!(seconds > 0)) return {};
+    return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9));
 }
 Limit to_limit(std::optional<double> seconds) {
     return seconds ? Limit(to_ns(*seconds)) : std::nullopt;
 }
-
-// Python's objects that are let go of on threads that do not hold the interpreter.
-template <class Object>
-std::shared_ptr<Object> keep(const Object& object) {
-    return {new Object(object), [](Object* last) {
-                const py::gil_scoped_acquire acquire;
-                delete last;
-            }};
+// Peers write some of it.
+py::str to_text(const std::string& bytes) {
+    return py::reinterpret_steal<py::str>(
+        PyUnicode_DecodeUTF8(bytes.data(), static_cast<py::ssize_t>(bytes.size()), "backslashreplace"));
 }
 
-// Calls a Python function from such a thread; what it raises is reported, and the result is then as if made from
-// nothing.
+std::shared_ptr<void> enter_interpreter() {
+    return std::make_shared<py::gil_scoped_acquire>();
+}
+
+// What a callback raises is reported, and its result is then as if made from nothing.
 template <class Result, class Function>
 Result call_python(const Function& call) {
-    const py::gil_scoped_acquire acquire;
     try {
         return call();
     } catch (py::error_already_set& error) {
@@ -39,22 +44,24 @@ Result call_python(const Function& call) {
     }
 }
 
+// A Python function for the callback thread to call.
 template <class... Arguments>
-std::function<void(Arguments...)> call_back(const py::function& function) {
-    return [kept = keep(function)](Arguments... arguments) { call_python<void>([&] { (*kept)(arguments...); }); };
+std::function<void(Arguments...)> call_back(TransferEngine& engine, const py::function& function) {
+    return [kept = engine.callbacks().keep(function)](Arguments... arguments) {
+        call_python<void>([&] { (*kept)(arguments...); });
+    };
 }
 
-OnDone to_on_done(const py::object& on_done) {
+OnDone to_on_done(TransferEngine& engine, const py::object& on_done) {
     if (py::isinstance<DoneFlag>(on_done)) return on_done.cast<std::shared_ptr<DoneFlag>>();
     if (py::isinstance<DoneCounter>(on_done)) return on_done.cast<std::shared_ptr<DoneCounter>>();
-    return call_back<const Result&>(py::function(on_done));
+    return call_back<const Result&>(engine, py::function(on_done));
 }
 
-// Its threads end with it, and may still want the interpreter; one of them may be what let go of it.
+// Its threads end with it, and may still want the interpreter.
 struct EndWithoutInterpreter {
     void operator()(TransferEngine* engine) const {
         const py::gil_scoped_release release;
-        if (engine->is_in_callback()) return std::thread([engine] { delete engine; }).detach();
         delete engine;
     }
 };
@@ -72,7 +79,8 @@ EngineHolder make_engine(const std::string& library,
     options.connect_limit = to_ns(connect_limit_s);
     options.transfer_limit = to_ns(transfer_limit_s);
     const py::gil_scoped_release release;
-    return EngineHolder(new TransferEngine(std::make_shared<FabricLibrary>(library), options, first));
+    return EngineHolder(
+        new TransferEngine(std::make_shared<FabricLibrary>(library), options, enter_interpreter, first));
 }
 
 using Pages = std::tuple<std::vector<uint64_t>, uint64_t, uint64_t>;
@@ -93,10 +101,8 @@ using GroupRouting = std::pair<uint32_t, uint32_t>;
 GroupTransferRouting to_routing(const GroupRouting& routing) {
     return {static_cast<GroupTransferRouting::Kind>(routing.first), routing.second};
 }
+
 void bind_names(py::module_& module) {
-    py::class_<DomainAddress>(module, "DomainAddress")
-        .def(py::init([](const py::bytes& bytes) { return DomainAddress{bytes}; }))
-        .def_property_readonly("bytes", [](const DomainAddress& address) { return py::bytes(address.bytes); });
     using Descriptor = MemoryRegionDescriptor;
     py::class_<Descriptor>(module, "MemoryRegionDescriptor")
         .def_static("from_bytes", [](const py::bytes& bytes) { return unpack_descriptor(std::string(bytes)); })
@@ -105,43 +111,67 @@ void bind_names(py::module_& module) {
         .def_property_readonly("num_domains", [](const Descriptor& descriptor) { return descriptor.ways.size(); });
 }
 
+// wait(limit) in pieces, so that a signal's handler runs meanwhile.
+template <class Wait>
+bool wait_for(double timeout_s, const Wait& wait) {
+    constexpr std::chrono::nanoseconds kPiece = std::chrono::milliseconds(100);
+    const auto until = std::chrono::steady_clock::now() + to_ns(timeout_s);
+    while (true) {
+        const std::chrono::nanoseconds left = until - std::chrono::steady_clock::now();
+        {
+            const py::gil_scoped_release release;
+            if (wait(std::clamp(left, std::chrono::nanoseconds(), kPiece))) return true;
+        }
+        if (left <= kPiece) return false;
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+}
 template <class Counter>
 bool wait_for_count(Counter& counter, uint64_t count, double timeout_s) {
-    return counter.wait(count, to_ns(timeout_s));
+    return wait_for(timeout_s, [&](std::chrono::nanoseconds limit) { return counter.wait(count, limit); });
 }
 
+// A message that Python reads; its buffer goes back without the interpreter.
+struct Lent {
+    std::shared_ptr<LentBuffer> buffer;
+
+    explicit Lent(std::shared_ptr<LentBuffer> lent) : buffer(std::move(lent)) {}
+    Lent(Lent&&) = default;
+    ~Lent() {
+        const py::gil_scoped_release release;
+        buffer.reset();
+    }
+};
+
 void bind_waiting(py::module_& module) {
-    py::class_<LentBuffer, std::shared_ptr<LentBuffer>>(module, "LentBuffer", py::buffer_protocol())
-        .def_buffer([](const LentBuffer& lent) {
-            const auto bytes = lent.bytes();
-            return py::buffer_info(reinterpret_cast<const uint8_t*>(bytes.data()),
-                                   static_cast<py::ssize_t>(bytes.size()));
-        });
+    py::class_<Lent>(module, "LentBuffer", py::buffer_protocol()).def_buffer([](const Lent& lent) {
+        const auto bytes = lent.buffer->bytes();
+        return py::buffer_info(reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<py::ssize_t>(bytes.size()));
+    });
     py::class_<ImmCounter, std::shared_ptr<ImmCounter>>(module, "ImmCounter")
         .def_property_readonly("imm", &ImmCounter::imm)
         .def_property_readonly("count", &ImmCounter::count)
-        .def("wait", &wait_for_count<ImmCounter>, py::call_guard<py::gil_scoped_release>());
+        .def("wait", &wait_for_count<ImmCounter>);
     py::class_<Result>(module, "Result")
         .def_property_readonly("outcome",
                                [](const Result& result) {
                                    constexpr const char* kNames[] = {"done", "failed", "stalled", "cancelled"};
                                    return kNames[static_cast<size_t>(result.outcome)];
                                })
-        .def_readonly("why", &Result::why);
+        .def_property_readonly("why", [](const Result& result) { return to_text(result.why); });
     py::class_<DoneFlag, std::shared_ptr<DoneFlag>>(module, "DoneFlag")
         .def(py::init())
         .def_property_readonly("is_done", &DoneFlag::is_done)
         .def_property_readonly("result", &DoneFlag::result)
-        .def(
-            "wait",
-            [](DoneFlag& flag, double timeout_s) { return flag.wait(to_ns(timeout_s)); },
-            py::call_guard<py::gil_scoped_release>());
+        .def("wait", [](DoneFlag& flag, double timeout_s) {
+            return wait_for(timeout_s, [&](std::chrono::nanoseconds limit) { return flag.wait(limit); });
+        });
     py::class_<DoneCounter, std::shared_ptr<DoneCounter>>(module, "DoneCounter")
         .def(py::init())
         .def_property_readonly("done", &DoneCounter::done)
         .def_property_readonly("errors", &DoneCounter::errors)
-        .def_property_readonly("first_error", &DoneCounter::first_error)
-        .def("wait", &wait_for_count<DoneCounter>, py::call_guard<py::gil_scoped_release>());
+        .def_property_readonly("first_error", py::cpp_function(&DoneCounter::first_error, Unlocked()))
+        .def("wait", &wait_for_count<DoneCounter>);
 }
 
 using Engine = TransferEngine;
@@ -157,27 +187,32 @@ void bind_memory(py::class_<Engine, EngineHolder>& engine) {
              py::arg("transfer_limit_s"),
              py::arg("first"))
         .def_property_readonly("num_domains", &Engine::num_domains)
-        .def_property_readonly("main_address", &Engine::main_address)
-        .def("stop", &Engine::stop, py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly("main_address",
+                               [](const Engine& engine) { return py::bytes(pack(engine.main_address())); })
+        .def(
+            "stop",
+            [](Engine& engine, std::optional<double> timeout_s) { return engine.stop(to_limit(timeout_s)); },
+            py::arg("timeout_s") = std::nullopt,
+            Unlocked())
         .def(
             "start_trace",
             [](Engine& engine, uint64_t tracks) { engine.start_trace(tracks); },
             py::arg("tracks"),
-            py::call_guard<py::gil_scoped_release>())
-        .def("stop_trace", &Engine::stop_trace, py::call_guard<py::gil_scoped_release>())
+            Unlocked())
+        .def("stop_trace", &Engine::stop_trace, Unlocked())
         .def("register_memory",
              [](Engine& engine, uint64_t at, uint64_t bytes, const py::object& owner) {
-                 auto kept = keep(owner);
+                 auto kept = engine.callbacks().keep(owner);
                  const py::gil_scoped_release release;
                  return engine.register_memory(at, bytes, std::move(kept));
              })
-        .def("describe", &Engine::describe)
+        .def("describe", &Engine::describe, Unlocked())
         .def(
             "unregister_memory",
             [](Engine& engine, uint64_t region, std::optional<double> timeout_s) {
                 return engine.unregister_memory(region, to_limit(timeout_s));
             },
-            py::call_guard<py::gil_scoped_release>());
+            Unlocked());
 }
 
 void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
@@ -193,6 +228,8 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 const Routing& routing,
                 std::optional<double> timeout_s,
                 const py::object& on_done) {
+                 OnDone told = to_on_done(engine, on_done);
+                 const py::gil_scoped_release release;
                  return engine.submit_write(src,
                                             src_offset,
                                             num_bytes,
@@ -201,7 +238,7 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                                             imm,
                                             to_routing(routing),
                                             to_limit(timeout_s),
-                                            to_on_done(on_done));
+                                            std::move(told));
              })
         .def("submit_paged_writes",
              [](Engine& engine,
@@ -214,6 +251,8 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 const Routing& routing,
                 std::optional<double> timeout_s,
                 const py::object& on_done) {
+                 OnDone told = to_on_done(engine, on_done);
+                 const py::gil_scoped_release release;
                  return engine.submit_paged_writes(src,
                                                    to_page_list(src_pages),
                                                    dst,
@@ -222,7 +261,7 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                                                    imm,
                                                    to_routing(routing),
                                                    to_limit(timeout_s),
-                                                   to_on_done(on_done));
+                                                   std::move(told));
              })
         .def("submit_imm",
              [](Engine& engine,
@@ -230,14 +269,16 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                 uint32_t imm,
                 std::optional<double> timeout_s,
                 const py::object& on_done) {
-                 return engine.submit_imm(dst, imm, to_limit(timeout_s), to_on_done(on_done));
+                 OnDone told = to_on_done(engine, on_done);
+                 const py::gil_scoped_release release;
+                 return engine.submit_imm(dst, imm, to_limit(timeout_s), std::move(told));
              })
-        .def("cancel", &Engine::cancel);
+        .def("cancel", &Engine::cancel, Unlocked());
 }
 
 void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) {
     py::class_<PeerGroup, std::shared_ptr<PeerGroup>>(module, "PeerGroup");
-    engine.def("add_peer_group", &Engine::add_peer_group)
+    engine.def("add_peer_group", &Engine::add_peer_group, Unlocked())
         .def("submit_scatter",
              [](Engine& engine,
                 const PeerGroup& group,
@@ -247,10 +288,12 @@ void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) 
                 const GroupRouting& routing,
                 std::optional<double> timeout_s,
                 const py::object& on_done) {
+                 OnDone told = to_on_done(engine, on_done);
+                 const py::gil_scoped_release release;
                  std::vector<ScatterSlice> made;
                  for (const auto& [bytes, from, to] : slices) made.push_back({bytes, from, to});
                  return engine.submit_scatter(
-                     group, src, made, imm, to_routing(routing), to_limit(timeout_s), to_on_done(on_done));
+                     group, src, made, imm, to_routing(routing), to_limit(timeout_s), std::move(told));
              })
         .def("submit_barrier",
              [](Engine& engine,
@@ -259,14 +302,15 @@ void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) 
                 const GroupRouting& routing,
                 std::optional<double> timeout_s,
                 const py::object& on_done) {
-                 return engine.submit_barrier(
-                     group, imm, to_routing(routing), to_limit(timeout_s), to_on_done(on_done));
+                 OnDone told = to_on_done(engine, on_done);
+                 const py::gil_scoped_release release;
+                 return engine.submit_barrier(group, imm, to_routing(routing), to_limit(timeout_s), std::move(told));
              });
 }
 
 // As a view that ends with the call. Parts of it that are kept keep the buffer.
 void lend_to(const py::function& on_message, std::shared_ptr<LentBuffer> lent) {
-    py::memoryview view(py::cast(std::move(lent)));
+    py::memoryview view(py::cast(Lent(std::move(lent))));
     try {
         on_message(view);
     } catch (py::error_already_set& error) {
@@ -282,32 +326,50 @@ void lend_to(const py::function& on_message, std::shared_ptr<LentBuffer> lent) {
 void bind_messages(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("submit_send",
-             [](Engine& engine, const DomainAddress& to, const py::bytes& payload, const py::object& on_done) {
-                 engine.submit_send(to, payload, to_on_done(on_done));
+             [](Engine& engine, const std::string& to, std::string payload, const py::object& on_done) {
+                 OnDone told = to_on_done(engine, on_done);
+                 const py::gil_scoped_release release;
+                 engine.submit_send(unpack_address(to), std::move(payload), std::move(told));
              })
         .def("submit_bouncing_recvs",
              [](Engine& engine, uint64_t bytes, uint64_t count, const py::function& on_message) {
-                 const OnMessage lend = [kept = keep(on_message)](std::shared_ptr<LentBuffer> lent) {
+                 OnMessage lend = [kept = engine.callbacks().keep(on_message)](std::shared_ptr<LentBuffer> lent) {
                      call_python<void>([&] { lend_to(*kept, std::move(lent)); });
                  };
                  const py::gil_scoped_release release;
-                 engine.submit_bouncing_recvs(bytes, count, lend);
+                 engine.submit_bouncing_recvs(bytes, count, std::move(lend));
              })
         .def("on_peer",
              [](Engine& engine, const py::function& on_peer) {
-                 auto callback = call_back<const std::string&>(on_peer);
+                 OnPeer told = [kept = engine.callbacks().keep(on_peer)](const std::string& what) {
+                     call_python<void>([&] { (*kept)(to_text(what)); });
+                 };
                  const py::gil_scoped_release release;
-                 engine.on_peer(callback);
+                 engine.on_peer(std::move(told));
              })
         .def("expect_imm_count",
              [](Engine& engine, uint32_t imm, uint64_t count, const py::function& reached) {
-                 auto at_once = engine.imms().expect(imm, count, call_back<>(reached));
+                 auto called = call_back<>(engine, reached);
+                 const py::gil_scoped_release release;
+                 auto at_once = engine.imms().expect(imm, count, std::move(called));
                  if (at_once) engine.callbacks().put(std::move(*at_once));
              })
-        .def("make_imm_counter", [](Engine& engine, uint32_t imm) { return engine.imms().make_counter(imm); })
-        .def("remove_imm_count", [](Engine& engine, uint32_t imm) { return engine.imms().remove(imm); })
+        .def(
+            "make_imm_counter",
+            [](Engine& engine, uint32_t imm, std::set<std::string> senders) {
+                return engine.imms().make_counter(imm, std::move(senders));
+            },
+            Unlocked())
+        .def(
+            "describe_senders",
+            [](Engine& engine, uint32_t imm) { return engine.imms().describe_senders(imm); },
+            Unlocked())
+        .def(
+            "remove_imm_count", [](Engine& engine, uint32_t imm) { return engine.imms().remove(imm); }, Unlocked())
         .def("set_imm_callback", [](Engine& engine, const py::function& callback) {
-            engine.imms().set_callback(call_back<uint32_t>(callback));
+            auto called = call_back<uint32_t>(engine, callback);
+            const py::gil_scoped_release release;
+            engine.imms().set_callback(std::move(called));
         });
 }
 
@@ -315,18 +377,25 @@ void bind_watchers(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("watch",
              [](Engine& engine, uint64_t word, const py::object& memory, const py::function& on_change) {
-                 const auto call = [kept = keep(on_change), memory = keep(memory)](uint64_t old, uint64_t now) {
+                 ScalarWatchers::OnChange call = [kept = engine.callbacks().keep(on_change),
+                                                  memory = engine.callbacks().keep(memory)](uint64_t old,
+                                                                                            uint64_t now) {
+                     const py::gil_scoped_acquire acquire;
                      return call_python<bool>([&] { return py::bool_((*kept)(old, now)); });
                  };
-                 return engine.watch(word, call);
+                 const py::gil_scoped_release release;
+                 return engine.watch(word, std::move(call));
              })
-        .def("unwatch", &Engine::unwatch, py::call_guard<py::gil_scoped_release>());
+        .def("unwatch", &Engine::unwatch, Unlocked());
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_fabric, module) {
     module.doc() = "tracekern's compiled part for transfers over libfabric";
+#ifdef TRACEKERN_CHECKED
+    rule::holds_interpreter = [] { return Py_IsInitialized() && PyGILState_Check() == 1; };
+#endif
     bind_names(module);
     bind_waiting(module);
     py::class_<Engine, EngineHolder> engine(module, "TransferEngine");
@@ -335,6 +404,11 @@ PYBIND11_MODULE(_fabric, module) {
     bind_groups(module, engine);
     bind_messages(engine);
     bind_watchers(engine);
+    // Whether no thread is left that calls or ends what is Python's; waits for it for so long.
+    module.def(
+        "have_callbacks_ended",
+        [](double timeout_s) { return UserThread::have_all_ended(to_ns(timeout_s)); },
+        Unlocked());
     module.def("describe_events", &describe_events<TransferEvent>);
     // [(provider, source, fabric, bits a second or 0)] of those providers that are here.
     module.def("find_nets", [](const std::string& library, const std::vector<std::string>& providers) {

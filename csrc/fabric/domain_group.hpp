@@ -42,7 +42,7 @@ public:
     DomainGroup(const FabricLibrary& library,
                 std::vector<Net> nets,
                 int pin_cpu,
-                uint64_t engine,
+                const EngineName& engine,
                 PeerLimits limits,
                 CallbackThread& callbacks,
                 ImmCounters& imms,
@@ -82,8 +82,13 @@ public:
 
     void register_memory(const std::shared_ptr<MemoryRegion>& region) {
         call([&] {
-            for (auto& domain : domains_) {
-                region->ways.push_back(domain->register_memory(region->at, region->bytes, region->number));
+            try {
+                for (auto& domain : domains_) {
+                    region->ways.push_back(domain->register_memory(region->at, region->bytes, kAccess));
+                }
+            } catch (...) {
+                for (auto& way : region->ways) Domain::close_memory(way);
+                throw;
             }
             regions_[region->number] = region;
         });
@@ -101,6 +106,7 @@ public:
                     freed->set_value(held);
                 });
         });
+        rule::before_waiting();
         return outcome.get();
     }
     // Their engines are to answer before the first transfer comes.
@@ -121,7 +127,7 @@ public:
             if (!is_broken() && !peers_->cancel(transfer)) transfers_->cancel(transfer);
         });
     }
-    void send(DomainAddress to, std::string payload, OnDone on_done) {
+    void send(EngineAddress to, std::string payload, OnDone on_done) {
         put([this, to = std::move(to), payload = std::move(payload), on_done = std::move(on_done)]() mutable {
             if (is_broken()) return on_done.tell({Outcome::failed, broken_}, callbacks_);
             messages_->send(to, payload, std::move(on_done));
@@ -135,7 +141,7 @@ public:
     // The region has a track for each EngineTrack and domain.
     void start_trace(const LaunchDescriptor& launch) {
         call([&] {
-            trace_.start(launch, static_cast<uint32_t>(domains_.size()), engine_);
+            trace_.start(launch, static_cast<uint32_t>(domains_.size()), engine_.number);
             peers_->introduce_all();
         });
         is_recording_.store(true, std::memory_order_relaxed);
@@ -150,9 +156,9 @@ public:
 
 private:
     // How long an engine that ends waits for writes of which none ends, and then for peers to stop theirs.
-    // Those in this process would crash it.
-    static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1}, kGoodbyeLimitHere{30};
+    static constexpr std::chrono::seconds kStopLimit{2}, kGoodbyeLimit{1};
     static constexpr char kStopped[] = "the engine was stopped";
+    static constexpr uint64_t kAccess = FI_WRITE | FI_REMOTE_WRITE;  // of users' memory
 
     void start(const std::shared_ptr<Transfer>& transfer) {
         transfers_->admit(*transfer);
@@ -195,6 +201,7 @@ private:
                 done->set_exception(std::current_exception());
             }
         });
+        rule::before_waiting();
         if (is_put) return is_done.get();
         if (!even_broken) throw std::runtime_error(kStopped);
     }
@@ -282,6 +289,10 @@ private:
         peers_->look(now);
         messages_->look(now);
         revocations_->look(now);
+        if (now >= next_close_on_exec_ && now < close_on_exec_until_) {
+            Connections::close_on_exec();
+            next_close_on_exec_ = now + std::chrono::seconds(1);
+        }
     }
 
     // Returns whether the engine can end: what is posted has ended, or its time is over, and peers are told.
@@ -291,7 +302,7 @@ private:
         if (!last_moment_ || (is_busy && !is_goodbye_said_)) last_moment_ = now + kStopLimit;
         const bool is_waiting = !is_goodbye_said_ && transfers_->num_under_way() + messages_->num_waiting() != 0;
         if (is_waiting && now < *last_moment_) return false;
-        if (!is_goodbye_said_) last_moment_ = now + (peers_->are_gone(true) ? kGoodbyeLimit : kGoodbyeLimitHere);
+        if (!is_goodbye_said_) last_moment_ = now + kGoodbyeLimit;
         is_goodbye_said_ = true;
         peers_->say_goodbye();
         return now >= *last_moment_ || (peers_->are_gone() && mailbox_->num_waiting() == 0);
@@ -306,7 +317,7 @@ private:
             pthread_setaffinity_np(pthread_self(), sizeof(cpus), &cpus);
         }
         for (const Net& net : nets_) {
-            domains_.push_back(std::make_unique<Domain>(library_, net));
+            domains_.push_back(std::make_unique<Domain>(library_, net, limits_.connect));
             addresses_.push_back(domains_.back()->address());
             max_write_bytes_ = std::min(max_write_bytes_, domains_.back()->max_write_bytes());
         }
@@ -317,14 +328,18 @@ private:
         messages_ = std::make_unique<UserMessages>(engine_, *domains_[0], limits_.connect, *mailbox_, callbacks_);
         transfers_ = std::make_unique<TransferQueue>(library_, domains_, callbacks_, trace_);
         const Peers::Hooks hooks{[this](const auto& descriptor) { return check(descriptor); },
+                                 [this](const Peer& peer) { meet(peer); },
+                                 [this](const Peer& peer) { imms_.leave(peer.engine); },
                                  [this](const Peer& peer) {
                                      if (!peer.is_replaced) messages_->fail_to(peer.at[0], peer.why);
+                                     imms_.die(peer.engine, peer.why);
                                      tell(peer.why);
                                  },
                                  [this](const std::string& warning) { tell(warning); }};
         peers_ = std::make_unique<Peers>(engine_, domains_, addresses_, limits_, *mailbox_, *transfers_, trace_, hooks);
         farewells_ = std::make_unique<Farewells>(domains_);
         revocations_ = std::make_unique<Revocations>(*peers_, *transfers_, *farewells_);
+        expect_connections();
     }
     // Endpoints come first: after them nobody reads or writes memory, whatever was posted, and users can be told.
     void close(const std::string& why) {
@@ -349,7 +364,17 @@ private:
     void break_down(const std::string& why) {
         broken_ = "the engine is broken, make another one: " + why;
         close(broken_);
+        imms_.interrupt(broken_, false);  // other groups of domains may go on
         tell(broken_);
+    }
+    void meet(const Peer& peer) {
+        imms_.meet(peer.engine, pack(EngineAddress{peer.addresses[0], peer.secret}), peer.name);
+        expect_connections();
+    }
+    // Now, and with the first writes in each domain.
+    void expect_connections() {
+        next_close_on_exec_ = std::chrono::steady_clock::now();
+        close_on_exec_until_ = next_close_on_exec_ + std::chrono::seconds(10);
     }
     void tell(const std::string& what) {
         if (on_peer_) callbacks_.put([on_peer = on_peer_, what] { on_peer(what); });
@@ -360,13 +385,13 @@ private:
         const auto found = regions_.find(descriptor.region);
         if (found == regions_.end() || found->second->is_revoked) return "the memory was unregistered";
         const MemoryRegion& region = *found->second;
-        bool is_ours = descriptor.engine == engine_ && descriptor.bytes == region.bytes &&
-                       descriptor.ways.size() == region.ways.size();
+        bool is_ours = descriptor.engine == engine_.number && descriptor.secret == engine_.secret &&
+                       descriptor.bytes == region.bytes && descriptor.ways.size() == region.ways.size();
         for (size_t i = 0; is_ours && i < region.ways.size(); ++i) {
             const auto& way = descriptor.ways[i];
             is_ours = way.key == region.ways[i].key && way.base == region.ways[i].base && way.address == addresses_[i];
         }
-        return is_ours ? "" : "the descriptor is not the one that this engine gave out";
+        return is_ours ? "" : kNotOurs;
     }
 
     bool poll(uint32_t domain) {
@@ -377,8 +402,8 @@ private:
     }
     void count(uint32_t domain, uint32_t imm, fi_addr_t source) {
         const uint64_t at = trace_.now();
-        peers_->count_imm(domain, source);
-        auto [number, reached] = imms_.add(imm);
+        if (!peers_->count_imm(domain, source)) return;  // a stranger's
+        auto [number, reached] = imms_.add(imm, peers_->engine_at(domain, source));
         trace_.mark<TransferEvent::arrival>(EngineTrack::arrivals, at, peers_->number_at(domain, source), imm, number);
         if (!reached) return;
         trace_.mark<TransferEvent::reached>(EngineTrack::arrivals, at, imm, number);
@@ -399,7 +424,7 @@ private:
     const FabricLibrary& library_;
     const std::vector<Net> nets_;
     const int pin_cpu_;
-    const uint64_t engine_;
+    const EngineName engine_;
     const PeerLimits limits_;
     CallbackThread& callbacks_;
     ImmCounters& imms_;
@@ -425,6 +450,7 @@ private:
     std::string broken_;  // why; all is closed then
     uint64_t num_turns_ = 0;
     TimePoint next_look_;
+    TimePoint next_close_on_exec_, close_on_exec_until_;
     std::optional<TimePoint> last_moment_;  // of an engine that ends
     bool is_goodbye_said_ = false;
     std::thread worker_;

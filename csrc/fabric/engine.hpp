@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -37,12 +36,13 @@ using Limit = std::optional<std::chrono::nanoseconds>;
 
 class TransferEngine {
 public:
-    // first: of whose groups of domains this is a further one; they share immediates and the callback thread.
+    // enter: see CallbackThread. first: of whose groups of domains this is a further one; they share immediates and the
+    // callback thread.
     TransferEngine(std::shared_ptr<const FabricLibrary> library,
                    const EngineOptions& options,
+                   CallbackThread::Enter enter = {},
                    const TransferEngine* first = nullptr)
         : library_(std::move(library)),
-          number_(draw_number()),
           transfer_limit_(options.transfer_limit),
           is_first_(!first),
           imms_(first ? first->imms_ : std::make_shared<ImmCounters>(turns_)) {
@@ -50,29 +50,41 @@ public:
         if (options.nets.empty() || options.nets.size() > kMaxDomains) {
             throw std::invalid_argument(std::to_string(options.nets.size()) + " domains; wanted 1 to 4");
         }
-        callbacks_ = first ? first->callbacks_ : std::make_shared<CallbackThread>();
+        callbacks_ = first ? first->callbacks_ : CallbackThread::start(std::move(enter));
         const PeerLimits limits{options.connect_limit, options.transfer_limit};
-        group_ = std::make_unique<DomainGroup>(
-            *library_, options.nets, options.pin_cpu, number_, limits, *callbacks_, *imms_, *turns_);
-        watchers_ = std::make_unique<ScalarWatchers>();
+        try {
+            group_ = std::make_unique<DomainGroup>(
+                *library_, options.nets, options.pin_cpu, name_, limits, *callbacks_, *imms_, *turns_);
+        } catch (...) {
+            if (is_first_) callbacks_->end(transfer_limit_);
+            throw;
+        }
     }
-    ~TransferEngine() { end(); }
+    ~TransferEngine() { stop(); }
 
     uint32_t num_domains() const { return static_cast<uint32_t>(running().addresses().size()); }
-    const DomainAddress& main_address() const { return running().addresses()[0]; }
+    EngineAddress main_address() const { return {running().addresses()[0], name_.secret}; }
 
-    // Ends what is under way, and calls back for all of it. Calls that other threads make meanwhile end, too, or throw
-    // what later ones throw. Groups end before the first of them.
-    void stop() {
-        if (is_in_callback()) {
-            throw std::invalid_argument(
-                "stop() in a callback of the engine, which it would wait for; "
-                "call it from another thread");
+    // Ends what is under way, and calls back for all of it; in a callback, which it does not wait for, after that one.
+    // Calls that other threads make meanwhile end, too, or throw what later ones throw. Groups end before the first of
+    // them. False: a callback has not returned within the limit, and goes on.
+    bool stop(Limit limit = {}) {
+        if (!process_.is_this()) {  // it has neither these threads nor their networks
+            (void)new std::shared_ptr(watchers_);
+            (void)group_.release();
+            (void)new std::shared_ptr(callbacks_);
+            return true;
         }
-        end();
+        rule::before_waiting();
+        const bool is_in_callback = callbacks_->is_here() || watchers_->is_here();
+        std::unique_lock stopping(stop_mutex_, std::defer_lock);
+        if (!is_in_callback) {
+            stopping.lock();
+        } else if (!stopping.try_lock()) {
+            return true;  // another thread does it, and waits for this one
+        }
+        return end(limit.value_or(transfer_limit_));
     }
-    // Its threads end with it, so that none of them can end it.
-    bool is_in_callback() const { return !is_forked() && (callbacks_->is_here() || watchers_->is_here()); }
 
     // Records into tracks that a capture has reserved, until stop_trace() or stop().
     void start_trace(TraceChoice tracks) {
@@ -86,7 +98,7 @@ public:
         }
     }
     void stop_trace() {
-        if (is_forked()) return;
+        if (!process_.is_this()) return;
         if (is_first_) imms_->trace().stop();
         group_->stop_trace();
     }
@@ -101,15 +113,15 @@ public:
         region->at = reinterpret_cast<char*>(at);
         region->bytes = bytes;
         region->owner = std::move(owner);
-        const std::lock_guard lock(mutex_);
         region->number = ++num_regions;
         group.register_memory(region);
+        const std::lock_guard lock(mutex_);
         regions_[region->number] = region;
         return region->number;
     }
     MemoryRegionDescriptor describe(uint64_t region) const {
         const auto memory = find(region);
-        MemoryRegionDescriptor descriptor{number_, region, memory->bytes, {}};
+        MemoryRegionDescriptor descriptor{name_.number, name_.secret, region, memory->bytes, {}};
         for (size_t i = 0; i < memory->ways.size(); ++i) {
             descriptor.ways.push_back({running().addresses()[i], memory->ways[i].key, memory->ways[i].base});
         }
@@ -184,7 +196,7 @@ public:
     std::shared_ptr<PeerGroup> add_peer_group(std::vector<MemoryRegionDescriptor> memory) {
         if (memory.empty()) throw std::invalid_argument("a group of 0 peers; wanted at least 1");
         for (const auto& descriptor : memory) check_peer(descriptor);
-        auto group = std::make_shared<PeerGroup>(PeerGroup{number_, targets(std::move(memory))});
+        auto group = std::make_shared<PeerGroup>(PeerGroup{name_.number, targets(std::move(memory))});
         running().meet(group->targets);
         return group;
     }
@@ -223,7 +235,7 @@ public:
 
     // ---- messages ----
 
-    void submit_send(const DomainAddress& to, std::string payload, OnDone on_done) {
+    void submit_send(const EngineAddress& to, std::string payload, OnDone on_done) {
         if (payload.size() > kMaxPayloadBytes) {
             throw std::invalid_argument("a payload of " + std::to_string(payload.size()) + " bytes; wanted at most " +
                                         std::to_string(kMaxPayloadBytes));
@@ -248,13 +260,10 @@ public:
     void on_peer(OnPeer on_peer) { running().on_peer(std::move(on_peer)); }
 
     ImmCounters& imms() {
-        check_process();
+        process_.require("the engine");
         return *imms_;
     }
-    CallbackThread& callbacks() {
-        running();
-        return *callbacks_;
-    }
+    CallbackThread& callbacks() { return *callbacks_; }
     // ---- words that kernels write to ----
 
     uint64_t watch(uint64_t word, ScalarWatchers::OnChange on_change) {
@@ -262,36 +271,28 @@ public:
         return watchers_->add(reinterpret_cast<uint64_t*>(word), std::move(on_change));
     }
     void unwatch(uint64_t number) {
-        if (!is_forked()) watchers_->remove(number);
+        if (process_.is_this()) watchers_->remove(number);
     }
 
 private:
     static constexpr uint64_t kMaxLent = 65536;  // receive buffers
 
-    // A child of the process that made it has neither its threads nor its networks: they are left alone.
-    bool is_forked() const { return num_forks.load(std::memory_order_relaxed) != made_after_; }
-    void check_process() const {
-        if (is_forked()) {
-            throw std::runtime_error(
-                "the engine was made before this process was forked, and cannot be used here; make one after the fork");
-        }
-    }
-
-    void end() {
-        if (is_forked()) {
-            (void)watchers_.release();
-            (void)group_.release();
-            (void)new std::shared_ptr(callbacks_);
-            return;
-        }
-        // All of them stay until nobody calls any more.
-        const std::lock_guard lock(stop_mutex_);
+    // All of them stay until nobody calls any more; what users gave is let go of.
+    bool end(std::chrono::nanoseconds limit) {
         is_stopped_.store(true, std::memory_order_relaxed);
-        watchers_->end();
+        bool has_ended = watchers_->end(limit);
         group_->end();
-        if (!is_first_) return;
-        callbacks_->end();
+        {
+            const std::lock_guard lock(mutex_);
+            regions_.clear();
+            retired_.clear();
+            targets_.clear();
+        }
+        if (!is_first_) return has_ended;
+        imms_->interrupt("the engine was stopped", true);
+        has_ended &= callbacks_->end(limit);
         imms_->trace().stop();  // of recordings that the group took until its end
+        return has_ended;
     }
     // What steady_clock said up to kCoarse ago, at a fifth of its price: transfers are looked at every 5 ms only.
     static constexpr std::chrono::milliseconds kCoarse{10};
@@ -300,13 +301,8 @@ private:
         clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
         return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
     }
-    static uint64_t draw_number() {
-        std::random_device random;
-        return uint64_t{random()} << 32 | random() | 1;  // 0 stands for any engine
-    }
-
     DomainGroup& running() const {
-        check_process();
+        process_.require("the engine");
         // Relaxed: what comes meanwhile is refused by what has ended.
         if (is_stopped_.load(std::memory_order_relaxed)) throw std::runtime_error("the engine was stopped");
         return *group_;
@@ -322,14 +318,14 @@ private:
         return found->second;
     }
     std::shared_ptr<MemoryRegion> find(uint64_t region) const {
-        check_process();
+        process_.require("the engine");
         const std::lock_guard lock(mutex_);
         return at(regions_, region);
     }
     // Both under one lock: a short write is counted in nanoseconds.
     std::pair<std::shared_ptr<MemoryRegion>, std::shared_ptr<Targets>> find(uint64_t src,
                                                                             const MemoryRegionDescriptor& dst) {
-        check_process();
+        process_.require("the engine");
         check_peer(dst);
         const std::lock_guard lock(mutex_);
         return {at(regions_, src), keep_targets(dst)};
@@ -355,7 +351,7 @@ private:
         }
     }
     void check_group(const PeerGroup& group, GroupTransferRouting routing) const {
-        if (group.engine != number_) throw std::invalid_argument("the group of peers is another engine's");
+        if (group.engine != name_.number) throw std::invalid_argument("the group of peers is another engine's");
         if (routing.kind == GroupTransferRouting::Kind::single) check_domain(routing.domain);
     }
     void check_domain(uint32_t domain) const {
@@ -429,18 +425,18 @@ private:
     }
 
     const std::shared_ptr<const FabricLibrary> library_;
-    const uint64_t number_;
+    const EngineName name_{draw_number(), draw_number()};
     const std::chrono::nanoseconds transfer_limit_;
-    const uint32_t made_after_ = num_forks;  // forks
+    const Process process_;
     const bool is_first_;
     const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
     const std::shared_ptr<ImmCounters> imms_;
     std::shared_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;
-    std::unique_ptr<ScalarWatchers> watchers_;
-    std::mutex stop_mutex_;
+    const std::shared_ptr<ScalarWatchers> watchers_ = std::make_shared<ScalarWatchers>();
+    rule::Mutex stop_mutex_;
     std::atomic<bool> is_stopped_ = false;
-    mutable std::mutex mutex_;                                                   // of the regions and targets
+    mutable rule::Mutex mutex_;                                                  // of the regions and targets
     std::map<std::pair<uint64_t, uint64_t>, std::shared_ptr<Targets>> targets_;  // by engine and region
     Regions regions_, retired_;                           // retired: on the way to be unregistered
     inline static std::atomic<uint64_t> num_regions = 0;  // of the process: a handle is of one engine alone

@@ -2,7 +2,8 @@
 //
 // A transfer lasts from the call that submitted it to the last completion. Meanwhile it is queued until its first write
 // is posted; each write lasts from its posting to its completion. Transfers overlap, and so do writes. `peer` is the
-// number under which a `peer` mark introduced the other engine; the timeline puts its rank there.
+// number under which a `peer` mark introduced the other engine; the timeline puts its rank there. `nothing` stands
+// where a track was quiet for so long that its next record could not say when it begins.
 #pragma once
 
 #include "trace/events.h"
@@ -19,7 +20,8 @@
     EVENT(arrival,   sync,   completion, "immediates immediate imm", "peer:10 imm:32 number:11",      "")              \
     EVENT(reached,   sync,   completion, "",                        "imm:32 count:23",                "")              \
     EVENT(round_trip, work,  completion, "",                        "peer:10 ahead:45",               "")              \
-    EVENT(wait_imm,  wait,   completion, "immediates immediate imm", "imm:32 wanted:23",              "")
+    EVENT(wait_imm,  wait,   completion, "immediates immediate imm", "imm:32 wanted:23",              "")              \
+    EVENT(nothing,   sync,   completion, "",                        "",                               "")
 // clang-format on
 TK_DEFINE_EVENTS(TransferEvent, TK_TRANSFER_EVENTS)
 

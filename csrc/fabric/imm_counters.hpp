@@ -1,19 +1,23 @@
 // Counts of immediates: how a receiver learns that writes have arrived, in whatever order they did.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "fabric/forks.hpp"
+#include "fabric/rule.hpp"
+#include "fabric/senders.hpp"
 #include "fabric/trace.hpp"
 #include "fabric/turns.hpp"
 
@@ -34,11 +38,12 @@ public:
     }
 
     // Waits until `count` more have arrived than earlier waits took, and takes them; false: not within the limit. Does
-    // the worker's turns for a while, then blocks.
+    // the worker's turns for a while, then blocks. Throws std::runtime_error where it need not go on, see interrupt().
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
-        const RecordedSpan span = trace_->begin(imm_, taken_.load(std::memory_order_relaxed) + count);
+        process_.require("the counter");
+        WaitTrace::Wait wait(*trace_, imm_, taken_.load(std::memory_order_relaxed) + count);
         if (!turns_->wait([&] { return try_take(count); }, limit) && !block(count, limit)) return false;
-        trace_->end(span);
+        wait.end();
         return true;
     }
 
@@ -53,21 +58,39 @@ public:
         return number;
     }
 
+    // Ends the waits that have not enough, or else the next of them; for_good: all later ones, too.
+    void interrupt(const std::string& why, bool for_good) {
+        {
+            const std::lock_guard lock(mutex_);
+            ++num_interrupts_;
+            why_ = why;
+            is_over_ |= for_good;
+        }
+        changed_.notify_all();
+    }
+
 private:
     static constexpr uint64_t kNever = ~uint64_t{0};
 
     // Is told when there may be enough, not of each arrival: that would be a change of threads for each.
     bool block(uint64_t count, std::chrono::nanoseconds limit) {
         std::unique_lock lock(mutex_);
-        return changed_.wait_for(lock, limit, [&] {
+        const uint64_t known = num_known_;
+        bool is_taken = false;
+        changed_.wait_for(lock, limit, [&] {
             // Sequentially consistent, as in add_one(): of this store and the load there, or of the add there and the
             // look at arrived_ here, one comes first. Either that sees who blocks, or this sees the arrival.
             const uint64_t enough = taken_.load(std::memory_order_relaxed) + count;
             if (enough < wakes_at_.load(std::memory_order_relaxed)) {
                 wakes_at_.store(enough, std::memory_order_seq_cst);
             }
-            return try_take(count);
+            is_taken = try_take(count);
+            return is_taken || is_over_ || num_interrupts_ != known;
         });
+        if (is_taken) return true;
+        if (!is_over_ && num_interrupts_ == known) return false;
+        num_known_ = num_interrupts_;
+        throw std::runtime_error(why_);
     }
     // Who takes arrivals sees what the thread saw that counted them; sequentially consistent for block().
     bool try_take(uint64_t count) {
@@ -78,13 +101,17 @@ private:
         return false;
     }
 
+    const Process process_;
     const uint32_t imm_;
     const std::shared_ptr<WaitTrace> trace_;
     const std::shared_ptr<Turns> turns_;
     std::atomic<uint64_t> arrived_, taken_ = 0;  // taken by waits
     std::atomic<uint64_t> wakes_at_ = kNever;    // arrivals that are enough for a wait that blocks
-    std::mutex mutex_;
-    std::condition_variable changed_;
+    rule::Mutex mutex_;
+    rule::Condition changed_;
+    uint64_t num_interrupts_ = 0, num_known_ = 0;  // known: waits have ended with
+    std::string why_;                              // of the last one
+    bool is_over_ = false;
 };
 
 // Those of an engine. An immediate has one user at a time: an expectation, which is released when it is reached, or a
@@ -112,10 +139,16 @@ public:
         return std::nullopt;
     }
 
-    std::shared_ptr<ImmCounter> make_counter(uint32_t imm) {
+    // senders: main addresses of the engines that raise it; none: whoever does.
+    std::shared_ptr<ImmCounter> make_counter(uint32_t imm, std::set<std::string> senders = {}) {
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);
+        entry.senders = std::move(senders);
         entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_, turns_);
+        if (!over_.empty()) entry.counter->interrupt(over_, true);
+        if (const auto gone = senders_.who_has_left(entry.senders); !gone.empty()) {
+            entry.counter->interrupt(gone + " has ended", false);
+        }
         return entry.counter;
     }
 
@@ -137,12 +170,14 @@ public:
 
     WaitTrace& trace() { return *trace_; }
 
-    // (how many have come for its user, what has to be called now that one has arrived: nothing most of the time)
-    std::pair<uint64_t, Reached> add(uint32_t imm) {
+    // sender: the engine that raised it, 0 where that is not known. Returns how many have come for its user, and what
+    // has to be called now that one has arrived: nothing most of the time.
+    std::pair<uint64_t, Reached> add(uint32_t imm, uint64_t sender) {
         const std::lock_guard lock(mutex_);
         const auto found = entries_.find(imm);
         if (found == entries_.end() && callback_) return {0, [callback = callback_, imm] { callback(imm); }};
         Entry& entry = found == entries_.end() ? entries_[imm] : found->second;
+        Senders::count(entry.from, sender);
         if (entry.counter) return {entry.counter->add_one(), {}};
         const uint64_t number = ++entry.arrived;
         if (!entry.reached) {
@@ -155,12 +190,56 @@ public:
         return {number, {}};
     }
 
+    // ---- who sends, and what becomes of waits for one that does not any more ----
+
+    // address: its main one.
+    void meet(uint64_t engine, const std::string& address, const std::string& name) {
+        const std::lock_guard lock(mutex_);
+        senders_.meet(engine, address, name);
+    }
+    void leave(uint64_t engine) {
+        const std::lock_guard lock(mutex_);
+        senders_.leave(engine);
+    }
+    // One that has left without a word. Ends the waits for what it was said to raise, or else has raised before, and
+    // all where nobody is left who could raise anything.
+    void die(uint64_t engine, const std::string& why) {
+        const std::lock_guard lock(mutex_);
+        const bool is_last = !senders_.is_any_there();
+        for (auto& [imm, entry] : entries_) {
+            const bool is_sender = entry.senders.empty() ? Senders::has(entry.from, engine)
+                                                         : entry.senders.contains(senders_.address_of(engine));
+            if (entry.counter && (is_last || is_sender)) entry.counter->interrupt(why, false);
+        }
+    }
+    // Ends all waits; for_good: those of later, too, and nothing is called any more.
+    void interrupt(const std::string& why, bool for_good) {
+        const std::lock_guard lock(mutex_);
+        if (for_good) {
+            over_ = why;
+            callback_ = {};
+        }
+        for (auto& [imm, entry] : entries_) {
+            if (for_good) entry.reached = {};
+            if (entry.counter) entry.counter->interrupt(why, for_good);
+        }
+    }
+    // Who has raised an immediate that has a user, and who has not.
+    std::string describe_senders(uint32_t imm) {
+        const std::lock_guard lock(mutex_);
+        const auto found = entries_.find(imm);
+        if (found == entries_.end()) return "";
+        return senders_.describe(found->second.from, found->second.senders);
+    }
+
 private:
     struct Entry {
         uint64_t arrived = 0, early = 0;
         uint64_t wanted = 0;
         Reached reached;
         std::shared_ptr<ImmCounter> counter;
+        std::set<std::string> senders;  // that were named
+        Senders::Counts from;           // that have raised it
     };
 
     Entry& claim(uint32_t imm) {
@@ -177,9 +256,11 @@ private:
 
     const std::shared_ptr<WaitTrace> trace_ = std::make_shared<WaitTrace>();
     const std::shared_ptr<Turns> turns_;
-    std::mutex mutex_;
+    rule::Mutex mutex_;
     std::map<uint32_t, Entry> entries_;
     std::function<void(uint32_t)> callback_;
+    Senders senders_;
+    std::string over_;  // why nothing comes any more
 };
 
 }  // namespace tracekern

@@ -8,6 +8,9 @@
 #include <string_view>
 #include <utility>
 
+#include "fabric/forks.hpp"
+#include "fabric/rule.hpp"
+
 namespace tracekern {
 
 // Where buffers come back to, until their owner is gone.
@@ -16,6 +19,7 @@ public:
     explicit Returns(std::function<void(uint64_t)> take) : take_(std::move(take)) {}
 
     void give(uint64_t buffer) {
+        if (!process_.is_this()) return;
         const std::lock_guard lock(mutex_);
         if (take_) take_(buffer);
     }
@@ -25,7 +29,8 @@ public:
     }
 
 private:
-    std::mutex mutex_;
+    const Process process_;
+    rule::Mutex mutex_;
     std::function<void(uint64_t)> take_;
 };
 

@@ -2,25 +2,16 @@
 #pragma once
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <rdma/fabric.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "fabric/forks.hpp"
+
 namespace tracekern {
-
-// How many forks lie between this process and the one that loaded the first library: threads and connections of an
-// engine are not there after one. Written where a child has one thread; relaxed: nothing else is read by it.
-inline std::atomic<uint32_t> num_forks = 0;
-
-inline void count_forks() {
-    static const int is_counted = pthread_atfork(nullptr, nullptr, [] { ++num_forks; });
-    (void)is_counted;
-}
 
 // The entry points that libfabric exports; all others are reached through the objects it makes.
 class FabricLibrary {

@@ -27,7 +27,6 @@ public:
         if (domain.net().provider == "shm" && address.bytes.starts_with(kShm)) {
             // A process that is not seen here may be in another namespace: only one that was seen can be seen to end.
             const int pid = std::atoi(address.bytes.c_str() + sizeof(kShm) - 1);
-            is_here_ = pid == getpid();
             if (pid > 0) process_ = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
         } else if (domain.net().provider == "tcp" && domain.has_socket_addresses()) {
             listener_ = address.bytes;
@@ -36,7 +35,6 @@ public:
     Liveness(const Liveness&) = delete;
     Liveness(Liveness&& other) noexcept { *this = std::move(other); }
     Liveness& operator=(Liveness&& other) noexcept {
-        std::swap(is_here_, other.is_here_);
         std::swap(process_, other.process_);
         std::swap(probe_, other.probe_);
         std::swap(listener_, other.listener_);
@@ -48,9 +46,6 @@ public:
         if (process_ >= 0) close(process_);
         if (probe_ >= 0) close(probe_);
     }
-
-    // It is in this process, and a provider uses its memory as it is: it must not close before all others let go.
-    bool is_here() const { return is_here_; }
 
     // True: it has ended for certain. Returns at once. A socket is asked when the peer is suspected for a while, and
     // less and less often: one that is stopped has to take each connection later.
@@ -94,7 +89,6 @@ private:
         return error == ECONNREFUSED;
     }
 
-    bool is_here_ = false;
     int process_ = -1, probe_ = -1;
     std::string listener_;
     Time interval_ = kShortest;

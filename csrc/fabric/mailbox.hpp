@@ -6,7 +6,6 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -37,12 +36,16 @@ public:
             [this, put](uint64_t buffer) { put([this, buffer] { spares_.push_back(&buffers_[buffer]); }); });
         add_buffers(kNumRecvs + kNumSends, [&](Buffer& buffer) {
             buffer.is_recv = buffer.operation.index < kNumRecvs;
-            if (buffer.is_recv) return post_recv(buffer);
+            if (buffer.is_recv) return unposted_.push_back(&buffer);
             free_sends_.push_back(&buffer);
         });
+        post_recvs();
     }
     Mailbox(const Mailbox&) = delete;
-    ~Mailbox() { returns_->end(); }
+    ~Mailbox() {
+        returns_->end();
+        close_memory();
+    }
 
     // Before its domain is closed; the buffers stay until the endpoint has let go of them.
     void close_memory() {
@@ -50,7 +53,7 @@ public:
     }
 
     // Messages to send and those under way.
-    uint64_t num_waiting() const { return unsent_.size() + num_under_way_; }
+    uint64_t num_waiting() const { return num_unsent_ + num_under_way_; }
     bool owns(const Operation* operation) const {
         return operation->index < buffers_.size() && operation == &buffers_[operation->index].operation;
     }
@@ -63,6 +66,7 @@ public:
             spares_.push_back(&buffer);
         });
     }
+    size_t num_spares() const { return spares_.size(); }
     // Lends the buffer of the message that is being received; nullptr: there is no spare one.
     std::shared_ptr<LentBuffer> lend(std::string_view bytes) {
         if (spares_.empty()) return nullptr;
@@ -70,33 +74,34 @@ public:
         spares_.pop_back();
         return std::make_shared<LentBuffer>(bytes, lent.operation.index, blocks_[lent.block].memory, returns_);
     }
-
-    void send(fi_addr_t to, const Message& message, OnSent on_sent) {
-        const auto until = std::chrono::steady_clock::now() + limit_;
-        unsent_.push_back({to, message.to, pack(message), std::move(on_sent), until});
-        send_more();
+    // Lends other memory in place of a spare buffer.
+    std::shared_ptr<LentBuffer> lend(const std::shared_ptr<std::vector<char>>& memory) {
+        if (spares_.empty()) return nullptr;
+        const Buffer& spare = *spares_.back();
+        spares_.pop_back();
+        const std::string_view bytes(memory->data(), memory->size());
+        return std::make_shared<LentBuffer>(bytes, spare.operation.index, memory, returns_);
     }
 
-    bool has_unsent() const { return !unsent_.empty(); }
+    void send(fi_addr_t to, const Message& message, OnSent on_sent) {
+        Outbox& outbox = outboxes_[to];
+        auto& queue = message.kind == MessageKind::payload ? outbox.users : outbox.own;
+        queue.push_back({message.to, pack(message), std::move(on_sent), std::chrono::steady_clock::now()});
+        ++num_unsent_;
+        if (outbox.num_unsent() == 1) send_to(to, outbox);
+        list(to, outbox);
+    }
+
+    bool has_unsent() const { return num_unsent_ != 0 || !unposted_.empty(); }
     // Sends what there is room for, to each peer in order. A provider that is still making the connection has none.
     bool send_more() {
+        post_recvs();
         bool is_busy = false;
-        std::vector<fi_addr_t> full;
-        for (size_t turn = unsent_.size(); turn > 0 && !unsent_.empty(); --turn) {  // on_sent may fail others
-            Unsent unsent = std::move(unsent_.front());
-            unsent_.pop_front();
-            const bool is_behind = std::find(full.begin(), full.end(), unsent.to) != full.end();
-            const int64_t result = is_behind ? -FI_EAGAIN : post_send(unsent);
-            if (result == 0) {
-                is_busy = true;
-            } else if (result != -FI_EAGAIN) {
-                unsent.on_sent(library_.describe("send", result));
-            } else if (std::chrono::steady_clock::now() > unsent.until) {
-                unsent.on_sent("send: the peer was not reached within the time limit");
-            } else {
-                full.push_back(unsent.to);
-                unsent_.push_back(std::move(unsent));
-            }
+        for (const fi_addr_t to : std::exchange(with_unsent_, {})) {
+            Outbox& outbox = outboxes_[to];
+            is_busy |= send_to(to, outbox);
+            outbox.is_listed = false;
+            list(to, outbox);
         }
         return is_busy;
     }
@@ -106,8 +111,10 @@ public:
     void take(const Operation* operation, uint64_t bytes, const std::string& error, Receive receive) {
         Buffer& buffer = buffers_[operation->index];
         if (!buffer.is_recv) {
+            Outbox& outbox = outboxes_[buffer.to];
             --num_under_way_;
-            --under_way_to_[buffer.to];
+            --outbox.num_under_way;
+            outbox.last_sent = std::chrono::steady_clock::now();
             free_sends_.push_back(&buffer);
             std::exchange(buffer.on_sent, {})(error.empty() ? "" : "send: " + error);
             return;
@@ -120,30 +127,24 @@ public:
                 // Not from an engine, or with addresses of another network: nobody to answer.
             }
         }
-        post_recv(*received_);
+        unposted_.push_back(received_);
+        post_recvs();
     }
 
     // The endpoint was closed, or is about to be.
     void fail_all(const std::string& why) {
-        fail_unsent(why);
+        for (auto& [to, outbox] : outboxes_) fail_those(outbox, why, [](const Unsent&) { return true; });
         for (Buffer& buffer : buffers_) {
             if (buffer.on_sent) std::exchange(buffer.on_sent, {})(why);
         }
         num_under_way_ = 0;
     }
-    void fail_unsent(const std::string& why) {
-        for (Unsent& unsent : std::exchange(unsent_, {})) unsent.on_sent(why);
-    }
     // A peer is dead. Its address may be another engine's by now. What the provider does not give back is made up for.
     void give_up_on(fi_addr_t to, uint64_t engine, const std::string& why) {
-        const auto first = std::stable_partition(
-            unsent_.begin(), unsent_.end(), [&](const Unsent& unsent) { return unsent.engine != engine; });
-        std::deque<Unsent> failed(std::make_move_iterator(first), std::make_move_iterator(unsent_.end()));
-        unsent_.erase(first, unsent_.end());
-        for (Unsent& unsent : failed) unsent.on_sent(why);
-        const uint32_t count = under_way_to_[to];
-        if (count == 0 || !made_up_for_.insert(to).second) return;
-        add_buffers(count, [&](Buffer& buffer) { free_sends_.push_back(&buffer); });
+        Outbox& outbox = outboxes_[to];
+        fail_those(outbox, why, [&](const Unsent& unsent) { return unsent.engine == engine; });
+        if (outbox.num_under_way == 0 || !made_up_for_.insert(to).second) return;
+        add_buffers(outbox.num_under_way, [&](Buffer& buffer) { free_sends_.push_back(&buffer); });
     }
 
 private:
@@ -159,23 +160,33 @@ private:
         std::shared_ptr<std::vector<char>> memory;
         DomainMemory region;
     };
+    using Time = std::chrono::steady_clock::time_point;
     struct Unsent {
-        fi_addr_t to;
         uint64_t engine;  // 0: whichever is there
         std::string bytes;
         OnSent on_sent;
-        std::chrono::steady_clock::time_point until;
+        Time put;
+    };
+    // To one address. What engines say of themselves does not stand behind messages of users, which are many.
+    struct Outbox {
+        std::deque<Unsent> own, users;
+        uint32_t num_under_way = 0;
+        bool is_listed = false;  // in with_unsent_
+        Time last_sent;
+
+        size_t num_unsent() const { return own.size() + users.size(); }
+        bool is_empty() const { return num_unsent() == 0; }
     };
 
     static constexpr uint32_t kNumRecvs = 64, kNumSends = 64;
-    static constexpr uint32_t kSendsToOne = 16;  // a peer that is stopped leaves room for others, and for signs of life
-    static constexpr uint64_t kFirstKey = ~uint64_t{0} >> 1;  // far from users' regions
+    static constexpr uint32_t kSendsToOne = 16;                  // a peer that is stopped leaves room for others
+    static constexpr uint32_t kOfUsers = 12, kLeftByUsers = 16;  // to one; of all buffers that are free
 
     template <class Use>
     void add_buffers(uint32_t count, Use use) {
         const size_t number = blocks_.size();
         auto memory = std::make_shared<std::vector<char>>(count * kMaxMessageBytes);
-        blocks_.push_back({memory, domain_.register_memory(memory->data(), memory->size(), kFirstKey + number)});
+        blocks_.push_back({memory, domain_.register_memory(memory->data(), memory->size(), FI_SEND | FI_RECV)});
         for (uint32_t i = 0; i < count; ++i) {
             Buffer& buffer = buffers_.emplace_back();
             buffer.operation.index = buffers_.size() - 1;
@@ -185,23 +196,64 @@ private:
         }
     }
     void* local(const Buffer& buffer) const { return blocks_[buffer.block].region.local; }
-    void post_recv(Buffer& buffer) {
-        library_.require(domain_.post_recv(buffer.at, kMaxMessageBytes, local(buffer), &buffer.operation), "recv");
+    // What the provider has no room for comes in a later turn.
+    void post_recvs() {
+        while (!unposted_.empty()) {
+            Buffer& buffer = *unposted_.back();
+            const int64_t result = domain_.post_recv(buffer.at, kMaxMessageBytes, local(buffer), &buffer.operation);
+            if (result == -FI_EAGAIN) return;
+            library_.require(result, "recv");
+            unposted_.pop_back();
+        }
     }
-    int64_t post_send(Unsent& unsent) {
-        uint32_t& under_way = under_way_to_[unsent.to];
-        if (free_sends_.empty() || under_way == kSendsToOne) return -FI_EAGAIN;
+    void list(fi_addr_t to, Outbox& outbox) {
+        if (outbox.is_empty() || std::exchange(outbox.is_listed, true)) return;
+        with_unsent_.push_back(to);
+    }
+    // Returns whether it has sent something.
+    bool send_to(fi_addr_t to, Outbox& outbox) {
+        bool is_busy = false;
+        while (!outbox.is_empty()) {
+            const bool is_of_user = outbox.own.empty();
+            auto& queue = is_of_user ? outbox.users : outbox.own;
+            const int64_t result = post_send(to, outbox, queue.front(), is_of_user);
+            if (result == -FI_EAGAIN && !is_late(outbox, queue.front())) return is_busy;
+            const Unsent unsent = std::move(queue.front());
+            queue.pop_front();
+            --num_unsent_;
+            is_busy |= result == 0;
+            if (result == -FI_EAGAIN) unsent.on_sent("send: the peer was not reached within the time limit");
+            if (result != 0 && result != -FI_EAGAIN) unsent.on_sent(library_.describe("send", result));
+        }
+        return is_busy;
+    }
+    bool is_late(const Outbox& outbox, const Unsent& unsent) const {
+        return std::chrono::steady_clock::now() > std::max(unsent.put, outbox.last_sent) + limit_;
+    }
+    int64_t post_send(fi_addr_t to, Outbox& outbox, Unsent& unsent, bool is_of_user) {
+        if (free_sends_.size() <= (is_of_user ? kLeftByUsers : 0)) return -FI_EAGAIN;
+        if (outbox.num_under_way >= (is_of_user ? kOfUsers : kSendsToOne)) return -FI_EAGAIN;
         Buffer& buffer = *free_sends_.back();
         std::copy(unsent.bytes.begin(), unsent.bytes.end(), buffer.at);
-        const int64_t result =
-            domain_.post_send(buffer.at, unsent.bytes.size(), local(buffer), unsent.to, &buffer.operation);
+        const int64_t result = domain_.post_send(buffer.at, unsent.bytes.size(), local(buffer), to, &buffer.operation);
         if (result != 0) return result;
         free_sends_.pop_back();
         buffer.on_sent = std::move(unsent.on_sent);
-        buffer.to = unsent.to;
+        buffer.to = to;
         ++num_under_way_;
-        ++under_way;
+        ++outbox.num_under_way;
         return 0;
+    }
+    template <class Which>
+    void fail_those(Outbox& outbox, const std::string& why, Which which) {
+        std::deque<Unsent> failed;
+        for (auto* queue : {&outbox.own, &outbox.users}) {
+            std::deque<Unsent> kept;
+            for (Unsent& unsent : *queue) (which(unsent) ? failed : kept).push_back(std::move(unsent));
+            *queue = std::move(kept);
+        }
+        num_unsent_ -= failed.size();
+        for (const Unsent& unsent : failed) unsent.on_sent(why);
     }
 
     const FabricLibrary& library_;
@@ -211,11 +263,12 @@ private:
     std::vector<Block> blocks_;
     std::deque<Buffer> buffers_;  // stay where they are
     std::vector<Buffer*> spares_;
-    Buffer* received_ = nullptr;  // posted next, in place of the one that came
+    Buffer* received_ = nullptr;     // posted next, in place of the one that came
+    std::vector<Buffer*> unposted_;  // that nothing can come in yet
     std::vector<Buffer*> free_sends_;
-    std::deque<Unsent> unsent_;
-    uint64_t num_under_way_ = 0;  // sends
-    std::unordered_map<fi_addr_t, uint32_t> under_way_to_;
+    std::unordered_map<fi_addr_t, Outbox> outboxes_;
+    std::vector<fi_addr_t> with_unsent_;
+    uint64_t num_unsent_ = 0, num_under_way_ = 0;  // sends
     std::set<fi_addr_t> made_up_for_;
 };
 

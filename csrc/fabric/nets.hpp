@@ -44,12 +44,12 @@ inline fi_info* make_hints(const FabricLibrary& library, const std::string& prov
 inline fi_info* find_infos(const FabricLibrary& library, const std::string& provider, const std::string& source) {
     fi_info* hints = make_hints(library, provider);
     in6_addr address;
-    const bool is_ip =
-        inet_pton(AF_INET, source.c_str(), &address) == 1 || inet_pton(AF_INET6, source.c_str(), &address) == 1;
-    if (!is_ip && !source.empty()) hints->domain_attr->name = strdup(source.c_str());
+    const bool is_node = inet_pton(AF_INET, source.c_str(), &address) == 1 ||
+                         inet_pton(AF_INET6, source.c_str(), &address) == 1 || (provider == "shm" && !source.empty());
+    if (!is_node && !source.empty()) hints->domain_attr->name = strdup(source.c_str());
     fi_info* found = nullptr;
     const int result = library.getinfo(
-        FabricLibrary::kVersion, is_ip ? source.c_str() : nullptr, nullptr, is_ip ? FI_SOURCE : 0, hints, &found);
+        FabricLibrary::kVersion, is_node ? source.c_str() : nullptr, nullptr, is_node ? FI_SOURCE : 0, hints, &found);
     library.freeinfo(hints);
     const std::string which = "provider " + provider + (source.empty() ? "" : " on " + source);
     library.require(result, which);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +15,8 @@
 #include <variant>
 
 #include "fabric/callbacks.hpp"
+#include "fabric/forks.hpp"
+#include "fabric/rule.hpp"
 #include "fabric/turns.hpp"
 
 namespace tracekern {
@@ -40,6 +41,7 @@ public:
 
     // False: not done within the limit. Does turns of the transfer's engine for a while, then blocks.
     bool wait(std::chrono::nanoseconds limit) {
+        process_.require("the flag");
         std::unique_lock lock(mutex_);
         if (const auto turns = turns_) {
             lock.unlock();  // a turn may set the flag
@@ -64,8 +66,9 @@ public:
     }
 
 private:
-    std::mutex mutex_;
-    std::condition_variable ended_;
+    const Process process_;
+    rule::Mutex mutex_;
+    rule::Condition ended_;
     std::shared_ptr<Turns> turns_;  // of the engine of its transfer
     Result result_;                 // stays as it is once is_done_
     std::atomic<bool> is_done_ = false;
@@ -84,6 +87,7 @@ public:
 
     // Until so many have ended, well or not; false: not within the limit.
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
+        process_.require("the counter");
         std::unique_lock lock(mutex_);
         return ended_.wait_for(lock, limit, [&] { return done() + errors() >= count; });
     }
@@ -98,8 +102,9 @@ public:
     }
 
 private:
-    mutable std::mutex mutex_;
-    std::condition_variable ended_;
+    const Process process_;
+    mutable rule::Mutex mutex_;
+    rule::Condition ended_;
     Result first_error_;
     std::atomic<uint64_t> done_ = 0, errors_ = 0;
 };

@@ -12,6 +12,8 @@
 
 namespace tracekern {
 
+constexpr char kNotOurs[] = "the descriptor is not the one that this engine gave out";
+
 // Memory of a peer. Its owner is asked before the first write there, and tells when it must not be used any more.
 struct RemoteRegion {
     enum class State { asked, usable, revoked };  // revoked: until nothing is under way there
@@ -26,6 +28,7 @@ struct RemoteRegion {
 struct Peer {
     enum class State { connecting, ready, dead };
     uint64_t engine = 0;
+    uint64_t secret = 0;
     uint32_t number = 0;  // on record
     State state = State::connecting;
     std::string name;  // for people

@@ -32,11 +32,13 @@ public:
     struct Hooks {
         // Why the memory that a descriptor names cannot be written to; "": it can.
         std::function<std::string(const MemoryRegionDescriptor&)> check;
+        std::function<void(const Peer&)> met;
+        std::function<void(const Peer&)> left;  // with or without a word
         std::function<void(const Peer&)> died;
         std::function<void(const std::string&)> warn;
     };
 
-    Peers(uint64_t engine,
+    Peers(const EngineName& engine,
           const std::vector<std::unique_ptr<Domain>>& domains,
           const std::vector<DomainAddress>& addresses,
           PeerLimits limits,
@@ -44,7 +46,8 @@ public:
           TransferQueue& transfers,
           WorkerTrace& trace,
           Hooks hooks)
-        : engine_(engine),
+        : engine_(engine.number),
+          secret_(engine.secret),
           domains_(domains),
           addresses_(addresses),
           limits_(limits),
@@ -53,7 +56,8 @@ public:
           trace_(trace),
           hooks_(std::move(hooks)),
           num_imms_(domains.size()),
-          number_at_(domains.size()) {}
+          number_at_(domains.size()),
+          engine_at_(domains.size()) {}
 
     std::map<uint64_t, Peer>& all() { return peers_; }
 
@@ -75,7 +79,6 @@ public:
         for (const auto& memory : targets.memory) {
             Peer& peer = meet(memory);
             if (peer.state == Peer::State::dead) return {peer.why, nullptr};
-            if (auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) return {std::move(why), nullptr};
             const auto [found, is_new] = peer.regions.try_emplace(memory.region);
             RemoteRegion& region = found->second;
             if (is_new) {
@@ -123,20 +126,21 @@ public:
         return false;
     }
 
-    // An immediate has come from an address.
-    void count_imm(uint32_t domain, fi_addr_t source) {
-        if (source >= kMaxCounted) {  // the provider does not know
+    // An immediate has come from an address. False: from nobody that this engine has met.
+    bool count_imm(uint32_t domain, fi_addr_t source) {
+        if (!domains_[domain]->tells_sources()) {
             is_count_known_ = false;
-            return;
+            return true;
         }
+        if (number_at(domain, source) == kNobody) return false;
         auto& counts = num_imms_[domain];
         if (source >= counts.size()) counts.resize(source + 1);
         ++counts[source];
+        return true;
     }
 
     void receive(const Message& message) {
-        const bool is_for_anyone = message.to == 0 && message.kind != MessageKind::hello;
-        if (message.to != engine_ && !is_for_anyone) return answer_for_another(message);
+        if (message.to != engine_ || message.secret != secret_) return answer_stranger(message);
         if (message.kind == MessageKind::hello) return welcome(message);
         const auto found = peers_.find(message.engine);
         if (found == peers_.end()) return;
@@ -177,7 +181,12 @@ public:
     void introduce_all() const {
         for (const auto& [engine, peer] : peers_) trace_.introduce(peer.number, engine);
     }
-    // Of the peer at an address of a domain, on record; kNobody where it is not known.
+    // The engine at an address of a domain; 0 where it is not known.
+    uint64_t engine_at(uint32_t domain, fi_addr_t address) const {
+        const auto& engines = engine_at_[domain];
+        return address < engines.size() ? engines[address] : 0;
+    }
+    // Of the peer there, on record; kNobody where it is not known.
     uint32_t number_at(uint32_t domain, fi_addr_t address) const {
         const auto& numbers = number_at_[domain];
         return address < numbers.size() ? numbers[address] : kNobody;
@@ -213,13 +222,13 @@ public:
             if (peer.state != Peer::State::dead && !peer.is_told_goodbye) tell_goodbye(peer);
         }
     }
-    // All have said goodbye, or are dead, or have not answered in time. are_here: asks for those in this process only.
-    bool are_gone(bool are_here = false) const {
+    // All have said goodbye, or are dead, or have not answered in time.
+    bool are_gone() const {
         return std::all_of(peers_.begin(), peers_.end(), [&](const auto& one) {
             const Peer& peer = one.second;
             const bool is_dead = peer.state == Peer::State::dead && !peer.is_leaving;
             const bool is_nobody = peer.state == Peer::State::connecting && peer.regions.empty();
-            return is_dead || is_nobody || (are_here && !peer.liveness.is_here());
+            return is_dead || is_nobody;
         });
     }
     void fail_all(const std::string& why) {
@@ -229,12 +238,14 @@ public:
     }
 
     void send(Peer& peer, MessageKind kind, uint64_t region, uint64_t count, const std::string& text) {
-        send(peer, {kind, engine_, peer.engine, region, count, {}, text});
+        Message message{kind, engine_, peer.engine, peer.secret, 0, region, count};
+        message.text = text;
+        send(peer, message);
     }
 
 private:
-    static constexpr fi_addr_t kMaxCounted = 1 << 20;
-    static constexpr uint32_t kPings = 4;  // within the limit
+    static constexpr uint32_t kMaxStrangers = 64;  // that are answered: a provider has room for few addresses
+    static constexpr uint32_t kPings = 4;          // within the limit
     static constexpr uint32_t kNobody = ~0u;
     static constexpr uint64_t kUnknown = ~uint64_t{0};  // and never less than was confirmed
     static constexpr char kUnregistered[] = "the memory was unregistered";
@@ -259,11 +270,11 @@ private:
         const auto [found, is_new] = peers_.try_emplace(descriptor.engine);
         Peer& peer = found->second;
         const bool is_sought = peer.has_answered || !peer.regions.empty() || peer.addresses == addresses;
-        if (is_new || !is_sought) make_known(peer, descriptor.engine, addresses);
+        if (is_new || !is_sought) make_known(peer, {descriptor.engine, descriptor.secret}, addresses);
         return peer;
     }
     // One whose address a provider does not take is as good as dead.
-    void make_known(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
+    void make_known(Peer& peer, const EngineName& engine, const std::vector<DomainAddress>& addresses) {
         for (auto& [number, region] : peer.regions) fail_waiting(region, "the engine is at another address");
         peer = {};
         peer.addresses = addresses;
@@ -276,33 +287,40 @@ private:
             hooks_.warn(peer.why);
         }
     }
-    void introduce(Peer& peer, uint64_t engine, const std::vector<DomainAddress>& addresses) {
+    void introduce(Peer& peer, const EngineName& engine, const std::vector<DomainAddress>& addresses) {
         std::vector<fi_addr_t> at;
         for (size_t i = 0; i < addresses.size(); ++i) at.push_back(domains_.at(i)->insert(addresses[i]));
         peer.at = std::move(at);
-        peer.engine = engine;
+        peer.engine = engine.number;
+        peer.secret = engine.secret;
         peer.number = ++num_introduced_;
-        trace_.introduce(peer.number, engine);
+        trace_.introduce(peer.number, engine.number);
         for (size_t i = 0; i < peer.at.size(); ++i) {
             auto& numbers = number_at_[i];
             if (numbers.size() <= peer.at[i]) numbers.resize(peer.at[i] + 1, kNobody);
             numbers[peer.at[i]] = peer.number;
+            auto& engines = engine_at_[i];
+            engines.resize(numbers.size());
+            engines[peer.at[i]] = peer.engine;
         }
         peer.first_imm.assign(peer.at.size(), 0);
         peer.first_imm = counts_of(peer);
         peer.liveness = Liveness(*domains_[0], addresses[0]);
-        char number[2 * sizeof(engine) + 1];
-        std::snprintf(number, sizeof(number), "%016" PRIx64, engine);
+        char number[2 * sizeof(peer.engine) + 1];
+        std::snprintf(number, sizeof(number), "%016" PRIx64, peer.engine);
         peer.name = std::string("engine ") + number + " at " + domains_[0]->name_of(addresses[0]);
         peer.next_ping = std::chrono::steady_clock::now() + limits_.silence / kPings;
+        hooks_.met(peer);
     }
     void ask(Peer& peer, RemoteRegion& region) {
         region.state = RemoteRegion::State::asked;
         region.until = std::chrono::steady_clock::now() + limits_.connect;
         region.question = ++num_questions_;
         const auto& descriptor = region.descriptor;
-        const Message hello{
-            MessageKind::hello, engine_, peer.engine, descriptor.region, region.question, addresses_, pack(descriptor)};
+        Message hello{MessageKind::hello, engine_, peer.engine, descriptor.secret, secret_, descriptor.region};
+        hello.count = region.question;
+        hello.addresses = addresses_;
+        hello.text = pack(descriptor);
         mailbox_.send(peer.at[0], hello, [&peer, number = descriptor.region](const std::string& error) {
             const auto asked = peer.regions.find(number);
             if (error.empty() || asked == peer.regions.end()) return;
@@ -322,13 +340,12 @@ private:
             return answer(hello, MessageKind::refusal, engine_, why);
         }
         Peer& peer = peers_[hello.engine];
-        if (!peer.has_answered && peer.addresses != hello.addresses) make_known(peer, hello.engine, hello.addresses);
-        peer.has_answered = true;
-        if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
-        if (peer.state == Peer::State::connecting) domains_[0]->came_first(hello.addresses[0], peer.at[0]);
-        if (const auto why = domains_[0]->why_one_way(peer.at[0]); !why.empty()) {
-            for (auto& [number, region] : peer.regions) fail_waiting(region, why);
+        if (!peer.has_answered && peer.addresses != hello.addresses) {
+            make_known(peer, {hello.engine, hello.own_secret}, hello.addresses);
         }
+        peer.has_answered = true;
+        peer.secret = hello.own_secret;
+        if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
         peer.state = Peer::State::ready;
         peer.is_heard = true;
         const std::string why = hooks_.check(unpack_descriptor(hello.text));
@@ -338,12 +355,16 @@ private:
     // As the engine that the message was for, to an engine that is no peer.
     void answer(const Message& to, MessageKind kind, uint64_t as, const std::string& text) {
         const fi_addr_t at = domains_[0]->insert(to.addresses.at(0));
-        mailbox_.send(at, {kind, as, to.engine, to.region, to.count, {}, text}, [](const std::string&) {});
+        Message message{kind, as, to.engine, to.own_secret, 0, to.region, to.count};
+        message.text = text;
+        mailbox_.send(at, message, [](const std::string&) {});
     }
-    // The engine that is meant was at this address before.
-    void answer_for_another(const Message& message) {
+    // Who was told another secret, or means an engine that was at this address before.
+    void answer_stranger(const Message& message) {
         if (message.kind != MessageKind::hello) return;
-        answer(message, MessageKind::gone, message.to, "");
+        if (!domains_[0]->knows(message.addresses.at(0)) && num_strangers_++ >= kMaxStrangers) return;
+        message.to == engine_ ? answer(message, MessageKind::refusal, engine_, kNotOurs)
+                              : answer(message, MessageKind::gone, message.to, "");
     }
 
     // The region that an answer is about; nullptr: it comes too late.
@@ -358,6 +379,7 @@ private:
         RemoteRegion* region = find_asked(peer, welcome);
         if (!region) return;
         peer.state = Peer::State::ready;
+        peer.secret = region->descriptor.secret;  // another descriptor may have had a wrong one
         region->state = RemoteRegion::State::usable;
         for (const auto& transfer : std::exchange(region->waiting, {})) start(transfer);
     }
@@ -456,6 +478,7 @@ private:
         ++num_changes_;
         peer.state = Peer::State::dead;
         peer.why = peer.name + " is dead: " + what;
+        hooks_.left(peer);
         for (auto& [number, region] : std::exchange(peer.regions, {})) fail_waiting(region, peer.why);
     }
     // It was stopped, and waits until nothing is under way to it.
@@ -522,7 +545,7 @@ private:
         }
     }
 
-    const uint64_t engine_;
+    const uint64_t engine_, secret_;
     const std::vector<std::unique_ptr<Domain>>& domains_;
     const std::vector<DomainAddress>& addresses_;  // of this engine
     const PeerLimits limits_;
@@ -534,10 +557,12 @@ private:
     const Hooks hooks_;
     uint32_t num_introduced_ = 0;
     uint64_t num_questions_ = 0;
+    uint32_t num_strangers_ = 0;
     std::map<uint64_t, Peer> peers_;                // by engine; none is ever taken out, transfers point to them
     bool is_count_known_ = true;                    // of each immediate, who sent it
     std::vector<std::vector<uint64_t>> num_imms_;   // of each domain, by the source's address
     std::vector<std::vector<uint32_t>> number_at_;  // the same
+    std::vector<std::vector<uint64_t>> engine_at_;  // the same
     uint64_t num_changes_ = 1;                      // of memory that could be used
 };
 

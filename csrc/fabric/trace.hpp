@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "fabric/events.h"
+#include "fabric/rule.hpp"
 #include "platform/device.h"
 #include "trace/trace_choice.h"
 
@@ -35,16 +37,23 @@ public:
 
     static uint64_t now() { return kWallClock.read(); }
 
+    // A span that has begun, and when.
+    struct Open {
+        OpenSpan span;
+        uint64_t begin = 0;
+    };
+
     // Spans may overlap. Readers rely on begins that never fall, and threads read the clock before they queue.
     template <auto kEvent, class... Values>
-    OpenSpan begin(uint64_t ticks, Values... values) {
-        last_begin_ = std::max(last_begin_, ticks);
-        return recorder_->template begin_at<kEvent>(last_begin_, values...);
+    Open begin(uint64_t ticks, Values... values) {
+        go_on_to(ticks);
+        return {recorder_->template begin_at<kEvent>(last_begin_, values...), last_begin_};
     }
-    void end(const OpenSpan& span, uint64_t ticks) { recorder_->end_at(span, ticks); }
+    // One that is longer than a record can say is as long as it can: readers know this length.
+    void end(const Open& open, uint64_t ticks) { recorder_->end_at(open.span, std::min(ticks, open.begin + kLongest)); }
     template <auto kEvent, class... Values>
     void mark(uint64_t ticks, Values... values) {
-        last_begin_ = std::max(last_begin_, ticks);
+        go_on_to(ticks);
         recorder_->template mark_at<kEvent>(last_begin_, values...);
     }
 
@@ -56,6 +65,18 @@ private:
         void trap() override {}
     };
 
+    // Of 32 bits in units of the clock; one more says that a span is open.
+    static constexpr uint64_t kLongest = uint64_t{0xffff'fffe} << kClockShift;
+
+    // Records say when they begin by the same 32 bits: in between there must not be more.
+    void go_on_to(uint64_t ticks) {
+        while (ticks > last_begin_ + kLongest / 2) {
+            last_begin_ += kLongest / 2;
+            recorder_->template mark_at<TransferEvent::nothing>(last_begin_);
+        }
+        last_begin_ = std::max(last_begin_, ticks);
+    }
+
     static std::unique_ptr<Rec> open(const LaunchDescriptor& launch, const Warp& warp, uint32_t track) {
         current_clock = &kWallClock;
         auto recorder = std::make_unique<Rec>(Rec::Args{launch}, warp, track);
@@ -66,12 +87,12 @@ private:
     NoBlock block_;
     Warp warp_;
     std::unique_ptr<Rec> recorder_;
-    uint64_t last_begin_ = 0;
+    uint64_t last_begin_ = now();
 };
 
 // A span that has begun, and in which recording: what begins in one must not end in the next, whose memory is another.
 struct RecordedSpan {
-    OpenSpan span;
+    HostTrack::Open span;
     uint32_t recording = 0;  // 0: not recorded
 };
 
@@ -136,6 +157,7 @@ public:
         const std::lock_guard lock(mutex_);
         const uint32_t num_tracks = static_cast<uint32_t>(EngineTrack::first_domain) + num_domains;
         ++recording_;
+        given_up_.clear();
         track_ = std::make_unique<HostTrack>(launch, static_cast<uint32_t>(EngineTrack::waits), num_tracks);
         is_on_.store(true, std::memory_order_relaxed);
     }
@@ -144,23 +166,43 @@ public:
         is_on_.store(false, std::memory_order_relaxed);
         track_.reset();
     }
-    RecordedSpan begin(uint32_t imm, uint64_t wanted) {
-        if (!is_on_.load(std::memory_order_relaxed)) return {};  // a wait that begins meanwhile may be missed
-        const std::lock_guard lock(mutex_);
-        if (!track_) return {};
-        return {track_->begin<TransferEvent::wait_imm>(HostTrack::now(), imm, wanted), recording_};
-    }
-    // Not of a wait that gave up: what it waited for never came, so its span stays open.
-    void end(const RecordedSpan& span) {
-        if (span.recording == 0) return;
-        const std::lock_guard lock(mutex_);
-        if (track_ && span.recording == recording_) track_->end(span.span, HostTrack::now());
-    }
+
+    // One wait. Where it gives up, its span stays open, and the next wait for the same goes on with it.
+    class Wait {
+    public:
+        Wait(WaitTrace& trace, uint32_t imm, uint64_t wanted) : trace_(trace), what_(imm, wanted) {
+            if (!trace.is_on_.load(std::memory_order_relaxed)) return;  // one that begins meanwhile may be missed
+            const std::lock_guard lock(trace.mutex_);
+            if (!trace.track_) return;
+            const auto given_up = trace.given_up_.extract(what_);
+            span_ = given_up ? given_up.mapped()
+                             : RecordedSpan{trace.track_->begin<TransferEvent::wait_imm>(HostTrack::now(), imm, wanted),
+                                            trace.recording_};
+        }
+        Wait(const Wait&) = delete;
+        ~Wait() {
+            if (span_.recording == 0) return;
+            const std::lock_guard lock(trace_.mutex_);
+            if (span_.recording == trace_.recording_ && trace_.track_) trace_.given_up_[what_] = span_;
+        }
+        void end() {
+            if (span_.recording == 0) return;
+            const std::lock_guard lock(trace_.mutex_);
+            if (trace_.track_ && span_.recording == trace_.recording_) trace_.track_->end(span_.span, HostTrack::now());
+            span_ = {};
+        }
+
+    private:
+        WaitTrace& trace_;
+        const std::pair<uint32_t, uint64_t> what_;
+        RecordedSpan span_;
+    };
 
 private:
     std::atomic<bool> is_on_ = false;
-    std::mutex mutex_;
+    rule::Mutex mutex_;
     std::unique_ptr<HostTrack> track_;
+    std::map<std::pair<uint32_t, uint64_t>, RecordedSpan> given_up_;  // by immediate and what was wanted
     uint32_t recording_ = 0;
 };
 

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "fabric/rule.hpp"
+
 namespace tracekern {
 
 class Turns {
@@ -171,7 +173,7 @@ private:
     }
 
     const int wakes_;
-    std::mutex turn_mutex_;
+    rule::Mutex turn_mutex_;
     std::function<bool(bool)> turn_;  // none: the worker has ended, or has not begun
     std::atomic<Sleep> sleep_ = Sleep::awake;
     // By another thread, since the worker last looked. Relaxed: it only says to the worker that it may rest. What turns

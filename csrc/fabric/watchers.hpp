@@ -3,61 +3,54 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
+#include "fabric/rule.hpp"
+#include "fabric/user_thread.hpp"
+
 namespace tracekern {
 
-class ScalarWatchers {
+class ScalarWatchers : public std::enable_shared_from_this<ScalarWatchers> {
 public:
     // Gets the value before and now, and returns whether to go on.
     using OnChange = std::function<bool(uint64_t, uint64_t)>;
 
-    ScalarWatchers() = default;
-    ScalarWatchers(const ScalarWatchers&) = delete;
-    ~ScalarWatchers() { end(); }
-
-    // Calls no more. One thread.
-    void end() {
+    // Calls no more. False: a call has not returned within the limit; it goes on, as it does where it calls this. One
+    // thread at a time.
+    bool end(std::chrono::nanoseconds limit) {
         {
             const std::lock_guard lock(mutex_);
             is_ending_ = true;
+            watched_.clear();
         }
         changed_.notify_all();
-        if (thread_.joinable()) thread_.join();
-        std::unique_lock lock(mutex_);
-        const auto ended = std::exchange(watched_, {});  // ends after the lock does, as in remove()
-        lock.unlock();
+        return thread_.join(limit);
     }
 
     // Calls with each change that it sees; several at once are one. The word stays until it is removed. Any thread.
     uint64_t add(uint64_t* word, OnChange on_change) {
         const std::lock_guard lock(mutex_);
         if (is_ending_) throw std::runtime_error("the engine was stopped");
+        if (num_added_ == 0) thread_.start([all = shared_from_this()] { all->run(); });
         const uint64_t number = ++num_added_;
         watched_[number] = {word, load(word), std::move(on_change)};
-        if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
         changed_.notify_all();
         return number;
     }
     // Afterwards it is not called any more, except for the call that this is called in.
     void remove(uint64_t number) {
         std::unique_lock lock(mutex_);
-        const auto node = watched_.extract(number);  // ends after the lock does: what it keeps may want other locks
-        const bool is_own = id_ == std::this_thread::get_id();
-        changed_.wait(lock, [&] { return is_own || called_ != number; });
-        lock.unlock();
+        watched_.erase(number);
+        changed_.wait(lock, [&] { return thread_.is_here() || called_ != number; });
     }
-    bool is_here() const {
-        const std::lock_guard lock(mutex_);
-        return id_ == std::this_thread::get_id();
-    }
+    bool is_here() const { return thread_.is_here(); }
 
 private:
     struct Watch {
@@ -71,7 +64,6 @@ private:
     void run() {
         uint32_t idle_turns = 0;
         std::unique_lock lock(mutex_);
-        id_ = std::this_thread::get_id();
         while (!is_ending_) {
             if (watched_.empty()) changed_.wait(lock, [&] { return is_ending_ || !watched_.empty(); });
             idle_turns = call_for_changes(lock) ? 0 : idle_turns + 1;
@@ -79,10 +71,9 @@ private:
             rest(idle_turns);
             lock.lock();
         }
-        id_ = {};
     }
 
-    bool call_for_changes(std::unique_lock<std::mutex>& lock) {
+    bool call_for_changes(std::unique_lock<rule::Mutex>& lock) {
         bool is_busy = false;
         for (auto next = watched_.begin(); next != watched_.end() && !is_ending_;) {
             const uint64_t number = next->first;
@@ -97,18 +88,16 @@ private:
         return is_busy;
     }
 
-    void call(uint64_t number, uint64_t old, uint64_t now, OnChange on_change, std::unique_lock<std::mutex>& lock) {
+    // on_change: a copy, since it may be removed meanwhile.
+    void call(uint64_t number, uint64_t old, uint64_t now, OnChange on_change, std::unique_lock<rule::Mutex>& lock) {
         called_ = number;
         lock.unlock();
+        rule::before_users();
         const bool goes_on = on_change(old, now);
-        on_change = {};
         lock.lock();
         called_ = 0;
-        auto ended = goes_on ? decltype(watched_)::node_type() : watched_.extract(number);
-        lock.unlock();
+        if (!goes_on) watched_.erase(number);
         changed_.notify_all();
-        ended = {};
-        lock.lock();
     }
 
     // A kernel's step takes about as long as this thread spins.
@@ -119,13 +108,12 @@ private:
         std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
 
-    mutable std::mutex mutex_;
-    std::condition_variable changed_;
+    rule::Mutex mutex_;
+    rule::Condition changed_;
     std::map<uint64_t, Watch> watched_;
     uint64_t num_added_ = 0, called_ = 0;
     bool is_ending_ = false;
-    std::thread thread_;
-    std::thread::id id_;  // while it runs: later ones may have the same
+    UserThread thread_;
 };
 
 }  // namespace tracekern

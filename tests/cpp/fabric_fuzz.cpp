@@ -82,7 +82,7 @@ bool is_taken(const std::string& bytes, Unpack unpack) {
 std::vector<std::string> whole_descriptors() {
     std::vector<std::string> packed;
     for (uint32_t domains = 1; domains <= kMaxDomains; ++domains) {
-        MemoryRegionDescriptor descriptor{7 + domains, 3, 1 << 20, {}};
+        MemoryRegionDescriptor descriptor{7 + domains, 11, 3, 1 << 20, {}};
         for (uint32_t i = 0; i < domains; ++i) descriptor.ways.push_back({{std::string(16 * i + 1, 'a')}, i, ~i});
         packed.push_back(pack(descriptor));
     }
@@ -91,7 +91,8 @@ std::vector<std::string> whole_descriptors() {
 std::vector<std::string> whole_messages() {
     std::vector<std::string> packed;
     for (uint32_t kind = 1; kind <= static_cast<uint32_t>(MessageKind::tell_time); ++kind) {
-        Message message{static_cast<MessageKind>(kind), 7, 8, 9, 10, {}, whole_descriptors()[kind % kMaxDomains]};
+        Message message{static_cast<MessageKind>(kind), 7, 8, 9, 10, 11, 12, 13};
+        message.text = whole_descriptors()[kind % kMaxDomains];
         for (uint32_t i = 0; i < kind % (kMaxDomains + 1); ++i) message.addresses.push_back({std::string(i + 1, 'b')});
         if (message.kind == MessageKind::payload) message.payload = message.text;
         packed.push_back(pack(message));

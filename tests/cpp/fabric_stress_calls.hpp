@@ -43,9 +43,59 @@ void check_count(Number got, Wanted wanted, const char* what) {
           std::string(what) + " is " + std::to_string(got) + ", wanted " + std::to_string(wanted));
 }
 
+// Stands for Python's: one lock, which callbacks have, and which nobody has who asks an engine for something.
+class Interpreter {
+public:
+    class Lock {
+    public:
+        Lock() {
+            mutex.lock();
+            is_held = true;
+        }
+        Lock(const Lock&) = delete;
+        ~Lock() {
+            is_held = false;
+            mutex.unlock();
+        }
+    };
+    static std::shared_ptr<void> enter() { return std::make_shared<Lock>(); }
+    static bool is_here() { return is_held; }
+    // Asks an engine for something, in a callback.
+    template <class Ask>
+    static void leave_for(Ask ask) {
+        check(is_held, "a callback without the interpreter");
+        is_held = false;
+        mutex.unlock();
+        ask();
+        mutex.lock();
+        is_held = true;
+    }
+
+private:
+    inline static std::mutex mutex;
+    inline static thread_local bool is_held = false;
+};
+
+// What a user gives an engine to keep: its end asks the engine for something, as a `__del__` does.
+class Owner {
+public:
+    explicit Owner(TransferEngine& engine) : engine_(&engine) {}
+    Owner(Owner&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
+    ~Owner() {
+        if (!engine_) return;
+        Interpreter::leave_for([&] { engine_->imms().remove(kImm); });
+    }
+
+private:
+    static constexpr uint32_t kImm = ~0u;
+    TransferEngine* engine_;
+};
+inline std::shared_ptr<void> owner_in(TransferEngine& engine) {
+    return engine.callbacks().keep(Owner(engine));
+}
+
 struct Setup {
     std::string library, provider;
-    bool is_one_way = false;  // the first engine writes, the others do not
 
     // The domains of an engine: so many, of which all or none have a descriptor.
     std::vector<Net> nets(uint32_t num_domains, bool is_blind) const {
@@ -149,11 +199,11 @@ inline uint64_t address_of(const Bytes& bytes) {
 class Member {
 public:
     Member(const std::shared_ptr<FabricLibrary>& library, const EngineOptions& options, uint32_t num_areas)
-        : engine(std::make_unique<TransferEngine>(library, options)),
+        : engine(std::make_unique<TransferEngine>(library, options, Interpreter::enter)),
           sent(kAreaBytes * num_areas),
           received(kAreaBytes * num_areas) {
-        src = engine->register_memory(address_of(sent), sent.size(), nullptr);
-        dst = engine->register_memory(address_of(received), received.size(), nullptr);
+        src = engine->register_memory(address_of(sent), sent.size(), owner_in(*engine));
+        dst = engine->register_memory(address_of(received), received.size(), owner_in(*engine));
         descriptor = unpack_descriptor(pack(engine->describe(dst)));
     }
 
@@ -401,7 +451,8 @@ private:
     void unregister() {
         Member& target = *targets_[draw_target()];
         auto memory = std::make_unique<Bytes>(kAreaBytes);
-        const uint64_t region = target.engine->register_memory(address_of(*memory), memory->size(), nullptr);
+        const uint64_t region =
+            target.engine->register_memory(address_of(*memory), memory->size(), owner_in(*target.engine));
         const auto descriptor = target.engine->describe(region);
         const Pages pages = draw_pages(0);
         Ending ending(draw(3));
@@ -426,7 +477,8 @@ private:
         const uint32_t target = draw_target();
         auto memory = std::make_unique<Bytes>(kAreaBytes, static_cast<unsigned char>(draw(256)));
         const Bytes wanted = *memory;
-        const uint64_t region = source_.engine->register_memory(address_of(*memory), memory->size(), nullptr);
+        const uint64_t region =
+            source_.engine->register_memory(address_of(*memory), memory->size(), owner_in(*source_.engine));
         Ending ending(draw(3));
         const auto routing = draw_routing();
         source_.engine->submit_write(

@@ -37,7 +37,7 @@ public:
         if (may_be_here) {
             turns_->try_between([&] {
                 if (requests_.has_new()) return;
-                imms_.add(imm);
+                imms_.add(imm, 0);
                 is_done = true;
             });
         }
@@ -59,7 +59,7 @@ private:
         const bool is_stopping = is_stopping_.load(std::memory_order_acquire);
         bool is_busy = false;
         while (const auto imm = requests_.take()) {
-            imms_.add(*imm);
+            imms_.add(*imm, 0);
             is_busy = true;
         }
         is_over_ = is_stopping && !is_busy;

@@ -83,6 +83,7 @@ def _write_trace(directory: Path) -> Timeline:
 
 def _print(plan: Exchange, reports: list[ExchangeReport], timeline: Timeline | None, directory: Path | None) -> None:
     from tracekern.dump.format import TRACE_NAME
+    from tracekern.timeline.model import told_once
 
     out = console()
     out.print(
@@ -94,7 +95,7 @@ def _print(plan: Exchange, reports: list[ExchangeReport], timeline: Timeline | N
     out.print(_table(plan, reports, timeline))
     out.print("every byte that arrived is what was written")
     if timeline is not None and directory is not None:
-        for line in _why(timeline):
+        for line in [*_why(timeline), *(problem.text for problem in told_once(timeline.problems))]:
             out.print(line, soft_wrap=True)
         out.print(f"trace: {directory / TRACE_NAME}   {show_it(directory)}", soft_wrap=True)
 

@@ -30,6 +30,13 @@ def to_error(result: Any) -> TransferError | None:
     return None if result.outcome == "done" else TransferError(result.why, result.outcome)
 
 
+def _wait(wait: Callable[..., bool], *arguments: float) -> bool:
+    try:
+        return wait(*arguments)
+    except ValueError as error:  # in a child that was forked
+        raise BadInput(str(error)) from None
+
+
 class DoneFlag:
     """Is set once, when one transfer has ended. The engine sets it without the interpreter's lock."""
 
@@ -47,7 +54,7 @@ class DoneFlag:
 
     def wait(self, timeout_s: float) -> None:
         """Waits for the end. Raises TransferError for a transfer that failed, or has not ended in time."""
-        if not self.native.wait(timeout_s):
+        if not _wait(self.native.wait, timeout_s):
             raise TransferError(f"the transfer has not ended within {timeout_s:g} s")
         if self.error:
             raise self.error
@@ -71,7 +78,7 @@ class DoneCounter:
 
     def wait(self, count: int, timeout_s: float) -> None:
         """Waits until `count` have ended since it was made. Raises TransferError when one failed, or time is up."""
-        if not self.native.wait(count, timeout_s):
+        if not _wait(self.native.wait, count, timeout_s):
             ended = self.done + self.errors
             raise TransferError(f"{ended} of {count} transfers have ended within {timeout_s:g} s")
         first = to_error(self.native.first_error)

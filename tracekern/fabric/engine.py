@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import reprlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 PROVIDERS = ("efa", "tcp", "shm")
 """Those of libfabric that an engine is known to work with, the best first."""
 _LONGEST_S = 1e9
+_MAX_ADDRESS_BYTES = 264
+_AT_EXIT_S = 5.0
+"""How long the process's exit waits for callbacks."""
 _log = logging.getLogger("tracekern")
 MAX_IMM = (1 << 32) - 1
 CONNECT_LIMIT_S = 10.0
@@ -72,11 +76,14 @@ class Transfer:
 
 
 class DomainAddress:
-    """Where a domain of an engine is: opaque bytes, which can be hashed, sent and written as text."""
+    """Where an engine takes messages: opaque bytes, which can be hashed, sent and written as text.
+
+    Who has it can send to the engine; nobody else can.
+    """
 
     def __init__(self, address: bytes) -> None:
-        if not 0 < len(address) <= 256:
-            raise BadInput(f"a domain address has {len(address)} bytes; wanted 1 to 256")
+        if not 0 < len(address) <= _MAX_ADDRESS_BYTES:
+            raise BadInput(f"a domain address has {len(address)} bytes; wanted 1 to {_MAX_ADDRESS_BYTES}")
         self._bytes = bytes(address)
 
     @classmethod
@@ -138,8 +145,8 @@ class MemoryRegionDescriptor:
 class ImmCounter:
     """Counts an immediate from now on, early arrivals included; what one wait leaves is there for the next."""
 
-    def __init__(self, counter: Any) -> None:
-        self._counter = counter
+    def __init__(self, engine: Any, counter: Any) -> None:
+        self._engine, self._counter = engine, counter
 
     @property
     def imm(self) -> int:
@@ -151,9 +158,18 @@ class ImmCounter:
         return int(self._counter.count)
 
     def wait(self, count: int, timeout_s: float = CONNECT_LIMIT_S) -> None:
-        """Waits for `count` more, and takes them. Raises TransferError when they do not come in time."""
-        if not self._counter.wait(count, timeout_s):
-            raise TransferError(f"immediate {self.imm}: {self.count} of {count} have come within {timeout_s:g} s")
+        """Waits for `count` more, and takes them.
+
+        Raises TransferError, which names the senders, when they do not come in time, when one of the senders dies, and
+        when the engine is stopped. What has come is kept for another wait; a death is told once.
+        """
+        with _bad_input(TransferError, f"immediate {self.imm}: "):
+            if self._counter.wait(count, timeout_s):
+                return
+        senders = self._engine.describe_senders(self.imm)
+        raise TransferError(
+            f"immediate {self.imm}: {self.count} of {count} have come within {timeout_s:g} s; {senders}", "stalled"
+        )
 
 
 class ScalarWatcher:
@@ -228,7 +244,9 @@ def _stop_all() -> None:
     for groups in _made:
         for group in reversed(groups):
             if (running := group()) is not None:
-                running.stop()
+                running.stop(_AT_EXIT_S)
+    if _made and not native().have_callbacks_ended(_AT_EXIT_S):
+        _log.warning("a callback of a TransferEngine has not returned; the process ends without it")
 
 
 class TransferEngine:
@@ -257,6 +275,7 @@ class TransferEngine:
             _made.append(self._compiled)
         self.nets = tuple(nets)
         self._others: tuple[TransferEngine, ...] = ()
+        self._traced_by: Capture | None = None
         self.set_peer_callback(_log.warning)
 
     @staticmethod
@@ -299,20 +318,31 @@ class TransferEngine:
     @property
     def main_address(self) -> DomainAddress:
         with _bad_input():
-            return DomainAddress(self._engine.main_address.bytes)
+            return DomainAddress(self._engine.main_address)
 
     def stop(self) -> None:
-        """Ends what is under way, calls back for all of it, and closes the domains. Raises BadInput in a callback."""
-        with _bad_input():
-            for group in reversed(self.groups):
-                group._engine.stop()
+        """Ends what is under way, calls back for all of it, and closes the domains.
+
+        In a callback of the engine, the rest is called when that one has returned. Raises TransferError when a callback
+        does not return within the limit for transfers; it goes on.
+        """
+        have_ended = [group._engine.stop() for group in reversed(self.groups)]
+        if not all(have_ended):
+            raise TransferError("the engine was stopped, but one of its callbacks has not returned, and goes on")
 
     @contextlib.contextmanager
     def traced(self, capture: Capture, records: int = TRACED_RECORDS) -> Iterator[None]:
         """Records transfers, arrivals and waits into an open capture, until the block ends.
 
-        records: room of each track; a transfer takes two records, each of its writes one, each arrival one.
+        records: room of each track; a transfer takes two records, each of its writes one, each arrival one. Within
+        another block for the same capture this one does nothing; raises BadInput within one for another capture.
         """
+        if self._traced_by is capture:
+            yield
+            return
+        if self._traced_by is not None:
+            raise BadInput("traced: the engine records into another capture; wanted one at a time")
+        self._traced_by = capture
         try:
             for group in self.groups:
                 tracks = capture.host_tracks("transfers", native().describe_events(), group._track_names(), records)
@@ -321,6 +351,7 @@ class TransferEngine:
                         group._engine.start_trace(tracks)
             yield
         finally:
+            self._traced_by = None
             for group in self.groups:
                 group._engine.stop_trace()
 
@@ -473,8 +504,10 @@ class TransferEngine:
 
         An error says so where that engine takes no messages, none of this size, or has all its buffers in use.
         """
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise BadInput(f"submit_send: the payload is {reprlib.repr(payload)}; wanted bytes")
         with _bad_input():
-            self._engine.submit_send(native().DomainAddress(bytes(to)), payload, native_on_done(on_done))
+            self._engine.submit_send(bytes(to), bytes(payload), native_on_done(on_done))
 
     def submit_bouncing_recvs(self, num_bytes: int, count: int, callback: Callable[[memoryview], None]) -> None:
         """Takes messages of up to `num_bytes`, and lends each to the callback, on the engine's callback thread.
@@ -499,18 +532,22 @@ class TransferEngine:
         with _bad_input():
             self._engine.expect_imm_count(_check_imm(imm), count, on_reached)
 
-    def make_imm_counter(self, imm: int) -> ImmCounter:
+    def make_imm_counter(self, imm: int, senders: Iterable[DomainAddress] = ()) -> ImmCounter:
+        """senders: main addresses of the engines that raise it, whose death ends a wait; none: any that has raised it."""
         with _bad_input():
-            return ImmCounter(self._engine.make_imm_counter(_check_imm(imm)))
+            counter = self._engine.make_imm_counter(_check_imm(imm), {bytes(sender) for sender in senders})
+        return ImmCounter(self._engine, counter)
 
     def remove_imm_count(self, imm: int) -> tuple[int, int]:
         """Ends the use of an immediate. Returns how many had come unused, and how many an expectation still lacked."""
-        unused, lacking = self._engine.remove_imm_count(_check_imm(imm))
+        with _bad_input():
+            unused, lacking = self._engine.remove_imm_count(_check_imm(imm))
         return int(unused), int(lacking)
 
     def set_imm_callback(self, callback: Callable[[int], None]) -> None:
         """Sets what is called with each immediate that nobody counts. What had come before is kept for its user."""
-        self._engine.set_imm_callback(callback)
+        with _bad_input():
+            self._engine.set_imm_callback(callback)
 
     # ---- words that kernels write to ----
 
@@ -539,8 +576,8 @@ def _check_imm(imm: int | None) -> int | None:
 class _bad_input:  # noqa: N801  # reads as a statement
     """What the native part refuses is the caller's; what it fails at is the network's."""
 
-    def __init__(self, failure: type[TracekernError] = BadInput) -> None:
-        self._failure = failure
+    def __init__(self, failure: type[TracekernError] = BadInput, about: str = "") -> None:
+        self._failure, self._about = failure, about
 
     def __enter__(self) -> None: ...
 
@@ -551,4 +588,4 @@ class _bad_input:  # noqa: N801  # reads as a statement
         if isinstance(error, ValueError) and not isinstance(error, BadInput):
             raise BadInput(str(error)) from None
         if isinstance(error, RuntimeError) and not isinstance(error, TracekernError):
-            raise self._failure(str(error)) from None
+            raise self._failure(self._about + str(error)) from None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracekern.errors import BadInput, TracekernError
+from tracekern.fabric.engine import TRACED_RECORDS
 from tracekern.launcher.launch import RankExit, launch_ranks, new_run_id
 from tracekern.launcher.watch import Limits
 from tracekern.record.setup import next_attempt
@@ -63,6 +64,11 @@ class Exchange:
                 f"pages is {self.pages}: {self.ranks * self.bytes_to_each:,} bytes of memory on each rank; wanted at "
                 f"most {_MAX_BYTES:,}: take fewer pages, or smaller ones"
             )
+
+    @property
+    def records(self) -> int:
+        """Room of each track of a traced rank: an arrival a page, as long as that is at most 64 MiB a track."""
+        return min(max(TRACED_RECORDS, (self.iterations + 1) * (self.ranks - 1) * self.pages), 1 << 22)
 
     @property
     def page_bytes(self) -> int:

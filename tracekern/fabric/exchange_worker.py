@@ -61,7 +61,7 @@ def _run(options: Exchange) -> ExchangeReport:
             recording = capture(directory, device="cpu", settings=settings, command=options.command)
         with recording as open_capture:
             enter(RUN)
-            with pages.engine.traced(open_capture) if directory else contextlib.nullcontext():
+            with pages.engine.traced(open_capture, options.records) if directory else contextlib.nullcontext():
                 for iteration in range(options.iterations):
                     pages.write_all(iteration, open_capture)
                     sys.stdout.write(f"{PROGRESS}{iteration + 1}\n")

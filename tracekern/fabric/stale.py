@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import re
 from pathlib import Path
 
-_SEGMENT = re.compile(r"([1-9]\d*):\d+:\d+")
-"""The name that libfabric's provider shm gives the memory of an endpoint: the process first."""
+_MARKER = ".tracekern"
+"""The end of a marker's name; before it stands that of the segment (csrc/fabric/segment_marker.hpp)."""
 
 
 def remove_stale_segments(directory: Path = Path("/dev/shm")) -> None:
-    """Removes the segments of this user whose process has ended; each takes 13 MB and more."""
+    """Removes the segments of this user whose engine is gone, each 13 MB and more, with their markers.
+
+    An engine holds its marker's lock, in whatever namespace its process is. What has no marker stays.
+    """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            named = _SEGMENT.fullmatch(entry.name)
-            with contextlib.suppress(OSError):
-                if named and _is_own_file(entry) and not _is_running(int(named[1])):
-                    os.unlink(entry.path)
+            if entry.name.endswith(_MARKER):
+                with contextlib.suppress(OSError):
+                    _remove_if_stale(directory, entry.name)
 
 
-def _is_own_file(entry: os.DirEntry[str]) -> bool:
-    return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-
-
-def _is_running(process: int) -> bool:
+def _remove_if_stale(directory: Path, marker: str) -> None:
+    file = os.open(directory / marker, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+        if os.fstat(file).st_uid == os.geteuid():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (directory / marker.removesuffix(_MARKER)).unlink(missing_ok=True)
+            (directory / marker).unlink()
+    finally:
+        os.close(file)

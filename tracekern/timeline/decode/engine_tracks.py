@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import Dump
@@ -21,6 +22,8 @@ from tracekern.timeline.decode.span_records import decode_spans
 from tracekern.timeline.decode.track_merge import TrackMerge, assign_lanes
 from tracekern.timeline.model import Int32, Marks, Problem, Spans, Timeline, Track, TrackKind
 
+QUIET = "nothing"
+"""A mark that only says that a track goes on."""
 WITHIN = ("queued",)
 """Events whose spans lie within the one before: part of a transfer."""
 
@@ -45,12 +48,18 @@ def add_engines(timeline: Timeline, dump: Dump) -> Timeline:
         of_run = dataclasses.replace(of_run, track=of_run.track + lane)
         last = np.where(of_run.is_open, fmt.MAX_NS, of_run.end)
         spans.append(of_run.take(np.lexsort((-last, of_run.start, lane))))
-        marks.append(marked)
+        marks.append(marked.take(np.flatnonzero(~_is_named(marked.event, events, (QUIET,)))))
+        if number := int((of_run.end - of_run.start >= _longest_ns(dump))[~of_run.is_open].sum()):
+            problems.append(_too_long(dump, len(tracks), number))
         if lost := int(runs.lost[run]):
             problems.append(_loss(dump.rank, len(tracks), lost))
         if torn := len(records) - len(of_run) - len(marked):
             text = f"rank {dump.rank}: {count(torn, 'record')} of a transfer engine of no known kind"
             problems.append(Problem("error", "torn_track", dump.rank, len(tracks), text, torn))
+        if any(map(len, seen.backwards)):
+            text = f"rank {dump.rank}: times of a transfer engine's track fall, or lie beyond its end"
+            problems.append(Problem("error", "torn_track", dump.rank, len(tracks), text, 1))
+            seen.backwards.clear()
         tracks += [_track(dump.rank, runs, names, run, number) for number in range(int(lane.max(initial=0)) + 1)]
     added = Timeline("ticks", (), (), events.types(), (), join_rows(spans, Spans()), join_rows(marks, Marks()))
     return _append(timeline, added).replace(tracks=tuple(tracks), problems=tuple(problems))
@@ -58,7 +67,7 @@ def add_engines(timeline: Timeline, dump: Dump) -> Timeline:
 
 def _lanes(spans: Spans, events: EventNumbers) -> Int32:
     """[n] the lane of each span of a run, which are in the order of their begins."""
-    within = np.isin(spans.event, [idx for idx, event in enumerate(events.types()) if event.name in WITHIN])
+    within = _is_named(spans.event, events, WITHIN)
     lane = np.zeros(len(spans), np.int32)
     outer = np.flatnonzero(~within)
     last = np.where(spans.is_open, fmt.MAX_NS, spans.end)
@@ -72,6 +81,23 @@ def _track(rank: int, runs: WriterRuns, names: list[list[str]], run: int, lane: 
     name = names[launch][warp] if warp < len(names[launch]) else f"track {warp}"
     suffix = f" lane {lane + 1}" if lane else ""
     return Track(rank, TrackKind.ENGINE, f"{name}{suffix}", stream=launch, block=warp, warp=lane, role=name)
+
+
+def _is_named(event: Int32, events: EventNumbers, names: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    return np.isin(event, [idx for idx, known in enumerate(events.types()) if known.name in names])
+
+
+def _longest_ns(dump: Dump) -> int:
+    """What a record says of a span that was longer than it can say."""
+    return ((1 << 32) - 2) << int(dump.metadata["clock"]["shift"])
+
+
+def _too_long(dump: Dump, track: int, number: int) -> Problem:
+    text = (
+        f"rank {dump.rank}: {count(number, 'span')} of a transfer engine lasted {_longest_ns(dump) / 1e9:.0f} s, or "
+        "longer than a record can say"
+    )
+    return Problem("warning", "ambiguous_time", dump.rank, track, text, number)
 
 
 def _loss(rank: int, track: int, lost: int) -> Problem:

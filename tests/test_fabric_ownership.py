@@ -1,0 +1,203 @@
+"""What is Python's in an engine: owners and callbacks that hold it, hold each other up, raise, block and fork.
+
+Each program here aborted, hung or stalled before the rule of csrc/fabric/rule.hpp, so each has a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fabric_pairs import LIMIT_S
+
+BEGIN = """
+import faulthandler, os, random, sys, threading, time
+sys.path.insert(0, TESTS)
+import torch
+from fabric_pairs import LIMIT_S, LOOPBACK, Done, Pair, engine
+from tracekern.errors import BadInput
+from tracekern.fabric import DoneCounter, DoneFlag
+faulthandler.dump_traceback_later(3 * LIMIT_S, exit=True)
+torch.set_num_threads(1)
+"""
+
+
+def run(program: str, timeout_s: float = 4 * LIMIT_S) -> str:
+    """Runs it behind BEGIN. Returns what it printed; asserts that it ended well, and said nothing else."""
+    code = BEGIN.replace("TESTS", repr(str(Path(__file__).parent))) + program
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_the_owner_of_memory_may_hold_the_engine():
+    """The callback thread lets go of the engine, and ends it without waiting for itself."""
+    assert (
+        run("""
+class Pool:
+    ended = 0
+    def __init__(self):
+        self.engine, self.memory = engine([LOOPBACK]), torch.zeros(4096, dtype=torch.uint8)
+    def __del__(self):
+        Pool.ended += 1
+
+def use():
+    pool = Pool()
+    handle, _ = pool.engine.register_memory(pool.memory.data_ptr(), 4096, owner=pool)
+    pool.engine.unregister_memory(handle)
+
+for _ in range(100):
+    use()
+until = time.monotonic() + LIMIT_S
+while Pool.ended < 100 and time.monotonic() < until:
+    time.sleep(0.01)
+print(Pool.ended)
+""")
+        == "100\n"
+    )
+
+
+def test_the_end_of_a_callback_may_use_the_engine():
+    """One of an immediate, and the one for all others, while another thread asks for a counter."""
+    assert (
+        run("""
+made = engine([LOOPBACK])
+class Request:
+    def __init__(self, imm):
+        self.imm, self.counter = imm, made.make_imm_counter(imm + 1000)
+    def __call__(self, *_):
+        pass
+    def __del__(self):
+        time.sleep(0.05)  # other threads of Python run meanwhile
+        made.remove_imm_count(self.imm + 1000)
+        ended.release()
+
+ended = threading.Semaphore(0)
+made.set_imm_count_expected(7, 5, Request(7))
+made.set_imm_callback(Request(8))
+other = threading.Thread(target=lambda: [made.make_imm_counter(imm) for imm in range(100, 200)])
+other.start()
+print(made.remove_imm_count(7))
+made.set_imm_callback(lambda imm: None)
+other.join()
+print(ended.acquire(timeout=LIMIT_S), ended.acquire(timeout=LIMIT_S))
+made.make_imm_counter(1007)
+made.stop()
+""")
+        == "(0, 5)\nTrue True\n"
+    )
+
+
+def test_threads_that_set_callbacks_register_and_submit_do_not_wait_for_each_other():
+    assert (
+        run("""
+made = Pair([LOOPBACK], 4096)
+counts, is_over, errors = [0, 0, 0], threading.Event(), []
+def callbacks():
+    made.source.set_peer_callback(lambda what: None)
+def register():
+    handle, _ = made.source.register_tensor(torch.zeros(64, dtype=torch.uint8))
+    made.source.unregister_memory(handle)
+def submit():
+    made.source.submit_imm(made.dst, 3, on_done=lambda error: error and errors.append(error))
+    time.sleep(0.0002)
+def repeat(number, act):
+    while not is_over.is_set():
+        act()
+        counts[number] += 1
+threads = [threading.Thread(target=repeat, args=one) for one in enumerate((callbacks, register, submit))]
+for thread in threads:
+    thread.start()
+time.sleep(2)
+is_over.set()
+for thread in threads:
+    thread.join()
+made.stop()
+print(min(counts) > 20, errors)
+""")
+        == "True []\n"
+    )
+
+
+def test_python_goes_on_while_a_thread_waits_for_the_worker():
+    """A thread that holds an engine's lock, or waits for one, does not hold the interpreter."""
+    assert (
+        run("""
+made = Pair([LOOPBACK], 64)
+made.target.submit_bouncing_recvs(64, 1000, lambda message: time.sleep(0.001))
+steps, is_over = [0], threading.Event()
+def count():
+    while not is_over.is_set():
+        steps[0] += 1
+        time.sleep(0)
+other = threading.Thread(target=count)
+other.start()
+before = steps[0]
+done = DoneCounter()
+for _ in range(500):
+    made.source.submit_send(made.target.main_address, b"x", done)
+handle, _ = made.source.register_tensor(torch.zeros(64))
+made.source.unregister_memory(handle)
+done.wait(500, LIMIT_S)
+is_over.set()
+other.join()
+print(steps[0] > before + 10)
+made.stop()
+""")
+        == "True\n"
+    )
+
+
+ENDS = {
+    "transfers": "made.source.submit_write(made.src, made.dst, 1 << 26, imm=1, on_done=lambda error: None)",
+    "messages": "made.source.submit_send(made.target.main_address, bytes(1 << 20), lambda error: None)",
+    "callbacks": "made.source.submit_imm(made.dst, 1, lambda error: time.sleep(0.05))",
+    "a watched word": "made.source.alloc_scalar_watcher(lambda old, now: time.sleep(0.2) or True).tensor.fill_(1)",
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_an_interpreter_may_exit_with_work_under_way(what):
+    assert run(f"made = Pair([LOOPBACK], 1 << 26)\nfor _ in range(20):\n    {ENDS[what]}\nprint('end')\n") == "end\n"
+
+
+def test_an_interpreter_exits_though_a_callback_never_returns():
+    program = (
+        "import tracekern.fabric.engine as module\nmodule._AT_EXIT_S = 0.5\nmade = Pair([LOOPBACK], 64)\n"
+        "made.source.submit_imm(made.dst, 1, lambda error: threading.Event().wait())\ntime.sleep(0.2)\n"
+    )
+    code = BEGIN.replace("TESTS", repr(str(Path(__file__).parent))) + program
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0
+    assert "a callback of a TransferEngine has not returned; the process ends without it" in done.stderr
+
+
+def test_a_callback_may_raise_and_fork():
+    """A child neither calls nor ends what is its parent's, and takes nothing that comes for it."""
+    assert (
+        run("""
+made, done, children = Pair([LOOPBACK], 1 << 20), Done(), []
+counter, flag = made.target.make_imm_counter(2), DoneFlag()
+def fork(error):
+    child = os.fork()
+    if child == 0:
+        said = []
+        for wait in (lambda: counter.wait(1, 5), lambda: flag.wait(5)):
+            try:
+                wait()
+            except BadInput as refused:
+                said.append("was made before this process was forked" in str(refused))
+        os._exit(said != [True, True])
+    children.append(child)
+    done(error)
+for _ in range(10):
+    made.source.submit_write(made.src, made.dst, 1 << 20, imm=2, on_done=fork)
+print(done.wait(10))
+counter.wait(10, LIMIT_S)
+print([os.waitpid(child, 0)[1] for child in children])
+made.stop()
+""")
+        == f"{[None] * 10}\n{[0] * 10}\n"
+    )
