@@ -4,8 +4,8 @@
 
 Prints the memory's descriptor. A line of its input is a request, a line of its output the answer: `unregister`,
 `register` (answers the descriptor), `address`, `sum` (of the bytes), `fill N` (each byte), `counted N` (immediate N),
-`write DESCRIPTOR` (answers what the transfer ended with), `submit DESCRIPTOR TIMES` (answers at once; all through the
-last domain), `stop`.
+`child fork` and `child exec` (answer its pid), `write DESCRIPTOR` (answers what the transfer ended with), `submit
+DESCRIPTOR TIMES` (answers at once; all through the last domain), `stop`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 import sys
+import time
 
 from tracekern.fabric import (
     DomainGroupRouting,
@@ -77,9 +79,22 @@ class Target:
             return str(sum(self.memory[:]))
         elif request == "counted":
             return str(self.counts[int(arguments[0])])
+        elif request == "child":
+            return str(child(arguments[0]))
         elif request == "stop":
             self.engine.stop()
         return "done"
+
+
+def child(way: str) -> int:
+    """Starts a child that outlives this process: a fork, or a program that closes nothing."""
+    if way == "exec":
+        return os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+    forked = os.fork()
+    if forked == 0:
+        time.sleep(60)
+        os._exit(0)
+    return forked
 
 
 def main(provider: str, sources: str, num_bytes: str, limit_s: str) -> None:
