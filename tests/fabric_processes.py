@@ -112,7 +112,14 @@ def source_and_peer(
         peer.end()
 
 
-SHIM_NUMBERS = {"shim_is_broken": 0, "shim_num_lost": 0, "shim_num_reads": -1, "shim_num_queues": 0}
+SHIM_NUMBERS = {
+    "shim_is_broken": 0,
+    "shim_num_lost": 0,
+    "shim_num_reads": -1,
+    "shim_num_queues": 0,
+    "shim_num_full": 0,
+    "shim_regs_until_full": -1,
+}
 """The shim's variables, with the values under which nothing fails."""
 
 
@@ -124,6 +131,9 @@ class Shim:
 
     def set(self, name: str, value: int) -> None:
         ctypes.c_int.in_dll(self._library, name).value = value
+
+    def get(self, name: str) -> int:
+        return ctypes.c_int.in_dll(self._library, name).value
 
     def reset(self) -> None:
         for name, value in SHIM_NUMBERS.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -367,6 +370,60 @@ def test_writes_that_were_confirmed_and_never_counted_are_reported(shim):
     assert len(source.told) == 1
     source.engine.stop()
     target.stop()
+
+
+def test_a_provider_without_room_for_receive_buffers_is_asked_again(shim):
+    made, done = Pair([LOOPBACK], 64), Done()
+    made.target.submit_bouncing_recvs(64, 8, lambda message: None)
+    for _ in range(4):
+        shim.set("shim_num_full", 50)
+        made.source.submit_send(made.target.main_address, b"hello", done)
+        done.wait()
+    assert done.errors == [None] * 4
+    made.target.register_tensor(made.sent)  # it goes on
+    made.stop()
+
+
+def test_half_of_a_failed_registration_is_taken_back(shim):
+    """The second domain has no memory for it; and an engine that cannot be built leaves nothing open."""
+    nets = ALL_NETS["two_domains"]
+    made = engine(nets)
+    before = shim.get("shim_num_regions")
+    shim.set("shim_regs_until_full", 1)
+    with pytest.raises(TransferError, match="register memory: Cannot allocate memory"):
+        made.register_tensor(torch.zeros(64))
+    assert shim.get("shim_num_regions") == before
+    for number in range(4):
+        shim.set("shim_regs_until_full", number)
+        with contextlib.suppress(TransferError):
+            engine(nets).stop()
+        assert shim.get("shim_num_regions") == before
+    made.stop()
+
+
+FEW_FILES = """
+import os, resource, sys
+sys.path.insert(0, sys.argv[1])
+from fabric_pairs import LOOPBACK, engine
+from tracekern.fabric import TransferError
+engine([LOOPBACK]).stop()
+def files():
+    return len(os.listdir("/proc/self/fd"))
+before, (soft, hard), said = files(), resource.getrlimit(resource.RLIMIT_NOFILE), set()
+for room in range(2, 24):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + room, hard))
+    try:
+        engine([LOOPBACK]).stop()
+    except TransferError as error:
+        said.add(str(error))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert files() == before, (room, files(), before)
+assert said
+"""
+
+
+def test_an_engine_that_finds_no_files_leaves_none_open():
+    subprocess.run([sys.executable, "-c", FEW_FILES, str(Path(__file__).parent)], check=True, timeout=2 * LIMIT_S)
 
 
 # ---- processes ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from fabric_pairs import ALL_NETS, LIMIT_S, NETS, Done, Pair, engine, wait_until
 from fabric_processes import source_and_peer
 
 from tracekern.errors import BadInput
-from tracekern.fabric import DomainAddress, DoneFlag, TransferEngine, TransferError
+from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, TransferEngine, TransferError
 
 EXHAUSTED = "all of the peer's 2 receive buffers are in use; send it again"
 
@@ -183,6 +184,46 @@ def test_a_message_over_shm_to_a_peer_that_is_dead_is_refused():
         source.engine.submit_send(address, b"hello", done)
         assert "send: engine " in str(done.wait()[0])
         assert "is dead: it has ended" in str(done.errors[0])
+
+
+@pytest.mark.parametrize("num_bytes", [7999, 8000, 8001, 16000, 100_003, 5 << 20])
+def test_long_messages_travel_in_pieces_and_arrive_whole(tcp, num_bytes):
+    messages, done = list[bytes](), Done()
+    tcp.target.submit_bouncing_recvs(5 << 20, 8, lambda message: messages.append(bytes(message)))
+    sent = [random.Random(number).randbytes(num_bytes) for number in range(3)]
+    for payload in sent:
+        tcp.source.submit_send(tcp.target.main_address, payload, done)
+    assert done.wait(3) == [None] * 3
+    wait_until(lambda: len(messages) == 3)
+    assert sorted(messages) == sorted(sent)
+
+
+def test_long_messages_that_are_not_taken_are_errors(tcp):
+    """One that is too large, and those for which no buffer is left."""
+    kept, done = list[memoryview](), Done()
+    tcp.target.submit_bouncing_recvs(100_000, 2, lambda message: kept.append(message[:]))
+    with pytest.raises(TransferError, match="larger than the peer's receive buffers of 100000 bytes"):
+        send(tcp, bytes(100_001))
+    for _ in range(4):
+        tcp.source.submit_send(tcp.target.main_address, bytes(100_000), done)
+    errors = done.wait(4)
+    assert errors.count(None) == 2
+    assert all(EXHAUSTED in str(error) for error in errors if error)
+    kept.clear()
+    send_once_there_is_room(tcp, bytes(100_000))
+
+
+def test_many_messages_do_not_stand_before_what_engines_say_of_themselves(tcp):
+    """A write to memory that is not known yet is asked for while thousands of messages wait."""
+    tcp.target.submit_bouncing_recvs(8000, 60_000, lambda message: None)
+    done, flag = DoneCounter(), DoneFlag()
+    for _ in range(4000):
+        tcp.source.submit_send(tcp.target.main_address, bytes(8000), done)
+    tcp.source.submit_write(tcp.src, tcp.dst, 8, on_done=flag)
+    flag.wait(LIMIT_S)
+    before = done.done
+    done.wait(4000, LIMIT_S)
+    assert before < 4000
 
 
 def test_messages_that_are_lent_outlive_their_engine():

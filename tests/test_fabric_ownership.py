@@ -121,35 +121,6 @@ print(min(counts) > 20, errors)
     )
 
 
-def test_python_goes_on_while_a_thread_waits_for_the_worker():
-    """A thread that holds an engine's lock, or waits for one, does not hold the interpreter."""
-    assert (
-        run("""
-made = Pair([LOOPBACK], 64)
-made.target.submit_bouncing_recvs(64, 1000, lambda message: time.sleep(0.001))
-steps, is_over = [0], threading.Event()
-def count():
-    while not is_over.is_set():
-        steps[0] += 1
-        time.sleep(0)
-other = threading.Thread(target=count)
-other.start()
-before = steps[0]
-done = DoneCounter()
-for _ in range(500):
-    made.source.submit_send(made.target.main_address, b"x", done)
-handle, _ = made.source.register_tensor(torch.zeros(64))
-made.source.unregister_memory(handle)
-done.wait(500, LIMIT_S)
-is_over.set()
-other.join()
-print(steps[0] > before + 10)
-made.stop()
-""")
-        == "True\n"
-    )
-
-
 ENDS = {
     "transfers": "made.source.submit_write(made.src, made.dst, 1 << 26, imm=1, on_done=lambda error: None)",
     "messages": "made.source.submit_send(made.target.main_address, bytes(1 << 20), lambda error: None)",

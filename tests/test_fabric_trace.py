@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from tracekern.analysis.findings import analyze
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.analysis.transfers import TransferCause, blame_transfers, divide_transfer_waits
 from tracekern.errors import BadInput
-from tracekern.fabric import DoneFlag, MemoryRegionDescriptor, PageIndices
+from tracekern.fabric import DoneFlag, MemoryRegionDescriptor, PageIndices, TransferError
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.record.session import capture
@@ -134,6 +136,54 @@ def test_recording_may_begin_and_end_while_transfers_are_under_way(tmp_path: Pat
         counter.wait(20, LIMIT_S)
         timeline = load(tmp_path / str(number))
         assert not [problem for problem in timeline.problems if problem.severity == "error"]
+    pair.stop()
+
+
+def test_a_wait_in_slices_is_one_wait(tmp_path: Path):
+    pair, num_slices = Pair(NETS["tcp"]), 0
+    counter = pair.target.make_imm_counter(1)
+    with capture(tmp_path, device="cpu") as session, pair.target.traced(session):
+        start_ns, late = time.monotonic_ns(), threading.Timer(0.3, write, (pair, 1))
+        late.start()
+        while True:
+            num_slices += 1
+            with contextlib.suppress(TransferError):
+                counter.wait(1, 0.05)
+                break
+        waited_ns = time.monotonic_ns() - start_ns
+        with pytest.raises(TransferError):
+            counter.wait(1, 0.01)  # never comes
+    timeline = load(tmp_path)
+    reached, given_up = timeline.rows_of("wait_imm")
+    assert num_slices > 2
+    assert 0.25e9 < timeline.spans.end[reached] - timeline.spans.start[reached] <= waited_ns
+    assert timeline.spans.is_open[given_up]
+    pair.stop()
+
+
+def test_a_recording_within_one_of_the_same_capture_goes_on(tmp_path: Path):
+    pair = Pair(NETS["tcp"])
+    with capture(tmp_path / "one", device="cpu") as session, pair.source.traced(session):
+        write(pair)
+        with pair.source.traced(session):
+            write(pair)
+        write(pair)
+    assert len(load(tmp_path / "one").rows_of("transfer")) == 3
+    pair.stop()
+
+
+@pytest.mark.soak
+def test_transfers_far_apart_are_far_apart(tmp_path: Path):
+    """By more than the 137 s that the times of records can say."""
+    pair, gap_s = Pair(NETS["tcp"]), 150
+    with capture(tmp_path, device="cpu") as session, pair.source.traced(session):
+        write(pair)
+        time.sleep(gap_s)
+        write(pair)
+    timeline = load(tmp_path)
+    first, second = timeline.spans.start[timeline.rows_of("transfer")]
+    assert 0 <= (second - first) / 1e9 - gap_s < 5
+    assert timeline.problems == ()
     pair.stop()
 
 

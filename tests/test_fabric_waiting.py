@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from fabric_pairs import LIMIT_S, NETS, Done, Pair, engine, wait_until
+from fabric_processes import PAGE, PeerProcess, shim_fixture  # noqa: F401
 
 from tracekern.errors import BadInput
 from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, PageIndices, TransferError
@@ -81,6 +84,87 @@ def test_stop_in_a_callback_does_not_wait_for_it():
     stopped.wait()
     last.wait()
     made.stop()
+
+
+# ---- waits for immediates that do not come ----
+
+
+@pytest.mark.parametrize("limit_s", [math.inf, 1e10, 1e300])
+def test_a_wait_without_a_limit_lasts_until_all_has_come(tcp, limit_s):
+    counter, flag = tcp.target.make_imm_counter(3), DoneFlag()
+    late = threading.Timer(0.3, tcp.source.submit_imm, (tcp.dst, 3, flag))
+    late.start()
+    counter.wait(1, limit_s)
+    flag.wait(limit_s)
+    tcp.target.remove_imm_count(3)
+    late.join()
+
+
+def test_stopping_an_engine_ends_its_waits():
+    made = engine(NETS["tcp"])
+    counter = made.make_imm_counter(1)
+    stopper = threading.Timer(0.2, made.stop)
+    stopper.start()
+    for _ in range(2):  # the second one begins after it
+        with pytest.raises(TransferError, match="immediate 1: the engine was stopped"):
+            counter.wait(1, LIMIT_S)
+    stopper.join()
+
+
+def test_a_broken_engine_ends_its_waits(shim):
+    made = engine(NETS["tcp"])
+    counter = made.make_imm_counter(1)
+    breaker = threading.Timer(0.2, shim.set, ("shim_is_broken", 1))
+    breaker.start()
+    with pytest.raises(TransferError, match="immediate 1: the engine is broken"):
+        counter.wait(1, LIMIT_S)
+    shim.reset()
+    made.stop()
+
+
+def test_a_wait_names_who_has_not_come(tcp):
+    counter, done = tcp.target.make_imm_counter(4), Done()
+    other = Pair(NETS["tcp"], 64)
+    tcp.source.submit_imm(tcp.dst, 4, done)
+    other.source.submit_imm(tcp.dst, 5, done)  # is met
+    assert done.wait(2) == [None, None]
+    who = r"engine [0-9a-f]{16} at fi_sockaddr_in://127\.0\.0\.1:\d+ raised it"
+    said = rf"^immediate 4: 1 of 2 have come within 0\.1 s; {who} 0 times; {who} 1 times$"
+    with pytest.raises(TransferError, match=said) as late:
+        counter.wait(2, 0.1)
+    assert late.value.outcome == "stalled"
+    counter.wait(1, 0.1)
+    assert tcp.target.remove_imm_count(4) == (0, 0)
+    assert tcp.target.remove_imm_count(5) == (1, 0)
+    other.stop()
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "known"])
+def test_the_death_of_a_sender_ends_a_wait_and_is_told_once(is_named):
+    """One that was named, or that has raised the immediate before; another one that is alive does not help."""
+    target, flag = Pair(NETS["tcp"], PAGE), DoneFlag()
+    target.source.submit_imm(target.dst, 9, flag)  # the other one is met
+    flag.wait(LIMIT_S)
+    peer = PeerProcess(*NETS["tcp"])
+    senders = [DomainAddress.from_text(peer.ask("address"))] if is_named else []
+    assert peer.write(target.dst) == "None"
+    counter = target.target.make_imm_counter(1, senders)
+    counter.wait(1, LIMIT_S)
+    if not is_named:
+        assert peer.write(target.dst) == "None"
+        counter.wait(1, LIMIT_S)
+    killer = threading.Timer(0.2, peer.signal, (signal.SIGKILL,))
+    killer.start()
+    with pytest.raises(TransferError, match="immediate 1: engine .* is dead: it has ended"):
+        counter.wait(1, LIMIT_S)
+    with pytest.raises(TransferError, match="0 of 1 have come .* which has ended, raised it"):
+        counter.wait(1, 0.05)
+    late = target.target.make_imm_counter(2, [DomainAddress.from_text(str(sender)) for sender in senders])
+    if is_named:
+        with pytest.raises(TransferError, match="immediate 2: engine .* has ended"):
+            late.wait(1, LIMIT_S)
+    peer.end()
+    target.stop()
 
 
 # ---- watched words ----

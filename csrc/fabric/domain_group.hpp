@@ -286,7 +286,7 @@ private:
         if (now < next_look_) return;
         next_look_ = now + std::chrono::milliseconds(5);
         transfers_->end_late(now);
-        peers_->look(now);
+        peers_->look(now, imms_.long_waits().is_any());
         messages_->look(now);
         revocations_->look(now);
         if (now >= next_close_on_exec_ && now < close_on_exec_until_) {

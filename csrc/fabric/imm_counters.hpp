@@ -23,12 +23,36 @@
 
 namespace tracekern {
 
+// When a thread last found that it has waited in vain for a while. Read and written without an order: it only says that
+// senders are worth a look.
+class LongWaits {
+public:
+    static constexpr auto kWhile = std::chrono::milliseconds(100);
+
+    void note() { last_.store(now(), std::memory_order_relaxed); }
+    bool is_any() const {
+        return now() - last_.load(std::memory_order_relaxed) < 3 * kWhile / std::chrono::nanoseconds(1);
+    }
+
+private:
+    static int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+    std::atomic<int64_t> last_ = 0;
+};
+
 // Counts one immediate for as long as it lives: early arrivals are kept, and what is more than was waited for stays for
 // the next wait.
 class ImmCounter {
 public:
-    ImmCounter(uint32_t imm, uint64_t early, std::shared_ptr<WaitTrace> trace, std::shared_ptr<Turns> turns)
-        : imm_(imm), trace_(std::move(trace)), turns_(std::move(turns)), arrived_(early) {}
+    ImmCounter(uint32_t imm,
+               uint64_t early,
+               std::shared_ptr<WaitTrace> trace,
+               std::shared_ptr<Turns> turns,
+               std::shared_ptr<LongWaits> long_waits)
+        : imm_(imm),
+          trace_(std::move(trace)),
+          turns_(std::move(turns)),
+          long_waits_(std::move(long_waits)),
+          arrived_(early) {}
 
     uint32_t imm() const { return imm_; }
     // Arrivals that no wait has taken. Those taken are read first: they are never more.
@@ -76,8 +100,9 @@ private:
     bool block(uint64_t count, std::chrono::nanoseconds limit) {
         std::unique_lock lock(mutex_);
         const uint64_t known = num_known_;
+        const auto until = std::chrono::steady_clock::now() + limit;
         bool is_taken = false;
-        changed_.wait_for(lock, limit, [&] {
+        const auto is_over = [&] {
             // Sequentially consistent, as in add_one(): of this store and the load there, or of the add there and the
             // look at arrived_ here, one comes first. Either that sees who blocks, or this sees the arrival.
             const uint64_t enough = taken_.load(std::memory_order_relaxed) + count;
@@ -86,7 +111,12 @@ private:
             }
             is_taken = try_take(count);
             return is_taken || is_over_ || num_interrupts_ != known;
-        });
+        };
+        while (!changed_.wait_until(
+            lock, std::min(until, std::chrono::steady_clock::now() + LongWaits::kWhile), is_over)) {
+            long_waits_->note();
+            if (std::chrono::steady_clock::now() >= until) break;
+        }
         if (is_taken) return true;
         if (!is_over_ && num_interrupts_ == known) return false;
         num_known_ = num_interrupts_;
@@ -105,6 +135,7 @@ private:
     const uint32_t imm_;
     const std::shared_ptr<WaitTrace> trace_;
     const std::shared_ptr<Turns> turns_;
+    const std::shared_ptr<LongWaits> long_waits_;
     std::atomic<uint64_t> arrived_, taken_ = 0;  // taken by waits
     std::atomic<uint64_t> wakes_at_ = kNever;    // arrivals that are enough for a wait that blocks
     rule::Mutex mutex_;
@@ -144,7 +175,7 @@ public:
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);
         entry.senders = std::move(senders);
-        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_, turns_);
+        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_, turns_, long_waits_);
         if (!over_.empty()) entry.counter->interrupt(over_, true);
         if (const auto gone = senders_.who_has_left(entry.senders); !gone.empty()) {
             entry.counter->interrupt(gone + " has ended", false);
@@ -169,6 +200,7 @@ public:
     }
 
     WaitTrace& trace() { return *trace_; }
+    const LongWaits& long_waits() const { return *long_waits_; }
 
     // sender: the engine that raised it, 0 where that is not known. Returns how many have come for its user, and what
     // has to be called now that one has arrived: nothing most of the time.
@@ -256,6 +288,7 @@ private:
 
     const std::shared_ptr<WaitTrace> trace_ = std::make_shared<WaitTrace>();
     const std::shared_ptr<Turns> turns_;
+    const std::shared_ptr<LongWaits> long_waits_ = std::make_shared<LongWaits>();
     rule::Mutex mutex_;
     std::map<uint32_t, Entry> entries_;
     std::function<void(uint32_t)> callback_;

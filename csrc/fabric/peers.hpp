@@ -200,7 +200,8 @@ public:
         return peer.is_replaced;
     }
 
-    void look(TimePoint now) {
+    // is_waited_for: somebody waits in vain for what a peer should raise.
+    void look(TimePoint now, bool is_waited_for) {
         for (auto& [engine, peer] : peers_) {
             if (peer.is_leaving) see_off(peer, now);
             answer_revocations(peer);
@@ -209,7 +210,7 @@ public:
                 continue;
             }
             fail_late(peer, now);
-            look_for_life(peer, now);
+            look_for_life(peer, now, is_waited_for);
         }
         stamps_.look(peers_, now);
     }
@@ -432,13 +433,14 @@ private:
         });
     }
 
-    void look_for_life(Peer& peer, TimePoint now) {
+    void look_for_life(Peer& peer, TimePoint now, bool is_waited_for) {
         const uint64_t num_imms = num_counted(peer);
         if (std::exchange(peer.is_heard, false) | (std::exchange(peer.num_seen_imms, num_imms) != num_imms)) {
             peer.num_unanswered = 0;
             peer.is_suspect = false;
         }
-        if (peer.liveness.is_gone(peer.is_suspect || peer.state == Peer::State::connecting, now)) {
+        const bool is_suspect = peer.is_suspect || is_waited_for || peer.state == Peer::State::connecting;
+        if (peer.liveness.is_gone(is_suspect, now)) {
             return bury(peer, "it has ended", true);
         }
         if (peer.state != Peer::State::ready || now < peer.next_ping) return;

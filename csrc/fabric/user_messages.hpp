@@ -160,7 +160,9 @@ private:
     Refusal why_not(uint64_t bytes) const {
         if (!on_message_) return {Answer::unwanted, 0};
         if (bytes > max_bytes_) return {Answer::too_large, max_bytes_};
-        if (mailbox_.num_spares() <= parts_.size()) return {Answer::exhausted, num_lendable_};
+        const auto is_wanted = [](const auto& part) { return part.second.memory != nullptr; };
+        const auto num_coming = std::count_if(parts_.begin(), parts_.end(), is_wanted);
+        if (mailbox_.num_spares() <= static_cast<size_t>(num_coming)) return {Answer::exhausted, num_lendable_};
         return {};
     }
     void answer(fi_addr_t at, const Message& to, MessageKind kind, uint64_t what) {
