@@ -1,6 +1,6 @@
 """The transfer engine against libfabric alone, on this host: what the engine costs. With --nixl also against NIXL.
 
-    python benchmarks/fabric.py [--pairs 7] [--providers tcp shm] [--rehearse efa] [--nixl FOLDER]
+    python benchmarks/fabric.py [--pairs 7] [--providers tcp shm] [--rehearse efa] [--nixl FOLDER] [--base CHECKOUT]
 
 Two processes, each pinned to a core of its own, write through 64 MiB of memory. fabric_raw.cpp posts a write for each
 page and polls, in one thread; fabric_engine.cpp moves the same through csrc/fabric, which may write pages together, and
@@ -8,7 +8,7 @@ once more while it records. All ask for FI_DELIVERY_COMPLETE, keep as many write
 polls. They take turns: a ratio is of runs that follow each other, and what stands in the table is the median of these
 ratios, with the smallest and the largest; beside it the best runs. Absolute figures are of a machine that others may
 use; the copies inside one process, at the end, say how quiet it was. --rehearse efa adds rows of the engine on a tcp
-with EFA's rules (tests/cpp/efa_rules.cpp).
+with EFA's rules (tests/cpp/efa_rules.cpp); --base a column of the engine of another checkout, in the same turns.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES], help="names of rows")
     parser.add_argument("--rehearse", nargs="+", default=[], choices=REHEARSED, help="providers that are not here")
     parser.add_argument("--nixl", default="", help=f"where NIXL is: {fabric_nixl.HOW}")
+    parser.add_argument("--base", type=Path, help="a checkout whose engine takes turns with this one")
     options = parser.parse_args()
     from tracekern.errors import NotBuilt
     from tracekern.fabric.library import native
@@ -108,6 +109,8 @@ def main() -> int:
             "engine": compile_program(Path(folder), "engine"),
             "traced": compile_program(Path(folder), "engine", "-DTRACED"),
         }
+        if options.base:
+            programs["base"] = compile_program(Path(folder), "engine", "-DBASE", root=options.base)
         rows, copies = [], []
         for network in networks:
             for case in (case for case in CASES if case.name in options.cases):
@@ -120,11 +123,11 @@ def main() -> int:
     return 0
 
 
-def compile_program(folder: Path, name: str, *options: str) -> list[str]:
-    """Returns the command that runs benchmarks/fabric_<name>.cpp."""
+def compile_program(folder: Path, name: str, *options: str, root: Path = ROOT) -> list[str]:
+    """Returns the command that runs benchmarks/fabric_<name>.cpp of a checkout."""
     program = str(folder / "".join((name, *options)))
-    flags = ["-O3", "-DNDEBUG", "-std=c++20", f"-I{ROOT / 'csrc'}", "-pthread", *options]
-    subprocess.run(["g++", *flags, str(ROOT / f"benchmarks/fabric_{name}.cpp"), "-ldl", "-o", program], check=True)
+    flags = ["-O3", "-DNDEBUG", "-std=c++20", f"-I{root / 'csrc'}", "-pthread", *options]
+    subprocess.run(["g++", *flags, str(root / f"benchmarks/fabric_{name}.cpp"), "-ldl", "-o", program], check=True)
     return [program]
 
 
@@ -150,6 +153,7 @@ def measure(programs: dict[str, list[str]], network: Network, case: Case, pairs:
     ratio = statistics.median(ratios)
     best = min if case.unit == "p50_us" else max
     traced = [traced / engine for traced, engine in zip(found["traced"], found["engine"], strict=True)]
+    to_base = [engine / base for engine, base in zip(found["engine"], found.get("base", []), strict=False)]
     return {
         **about_network(network.name, network.status),
         "case": case.name,
@@ -160,6 +164,7 @@ def measure(programs: dict[str, list[str]], network: Network, case: Case, pairs:
         "best_ratio": best(found["engine"]) / best(found["raw"]),
         "traced_ratios": traced,
         "traced_ratio": statistics.median(traced),
+        **({"base_ratios": to_base, "base_ratio": statistics.median(to_base)} if to_base else {}),
         "goal": case.goal,
         "is_reached": ratio <= case.goal if case.unit == "p50_us" else ratio >= case.goal,
     }
@@ -178,6 +183,7 @@ def print_table(rows: list[dict[str, Any]], copies: list[float]) -> None:
         "goal",
         "",
         "traced",
+        *(["engine / base"] if "base_ratio" in rows[0] else []),
     ]
     table = Table(f"engine and raw libfabric, interleaved, on {os.cpu_count()} cores", columns)
     for row in rows:
@@ -194,6 +200,7 @@ def print_table(rows: list[dict[str, Any]], copies: list[float]) -> None:
             f"{'<' if unit == 'us' else '>'}= {row['goal']:.2f}",
             "" if row["is_reached"] else "missed",
             f"{row['traced_ratio']:.2f} ({min(row['traced_ratios']):.2f}..{max(row['traced_ratios']):.2f})",
+            *([f"{row['base_ratio']:.2f}"] if "base_ratio" in row else []),
         )
     table.print()
     print(f"  memcpy 16 MiB between the rows: {min(copies):.2f} to {max(copies):.2f} GB/s")
