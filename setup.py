@@ -46,6 +46,8 @@ NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler", "-fPIC", "-Icsrc", *NVCC_DEFINE
 STRICT = ["-Werror"] if os.environ.get("TRACEKERN_WERROR") == "1" else []
 # Kernels promise bit-equal results on every backend: a*b+c must stay two roundings.
 GXX_FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", *STRICT, "-ffp-contract=off"]
+# For tests: engines then assert the rule of csrc/fabric/rule.hpp.
+CHECKED = [("TRACEKERN_CHECKED", "1")] if os.environ.get("TRACEKERN_CHECKED") == "1" else []
 
 
 def count_jobs() -> int:
@@ -124,7 +126,7 @@ def host_extension(name: str, sources: list[str], depends: list[str], **more: ob
         sources,
         include_dirs=["csrc", pybind11.get_include()],
         depends=depends,
-        define_macros=[("TK_BUILT_FROM", f'"{built_from()}"')],
+        define_macros=[("TK_BUILT_FROM", f'"{built_from()}"'), *CHECKED],
         extra_compile_args=[*GXX_FLAGS, "-pthread"],
         optional=not IS_REQUIRED,  # an editable installation does not look for what was left out
         **more,

@@ -172,3 +172,79 @@ made.stop()
 """)
         == f"{[None] * 10}\n{[0] * 10}\n"
     )
+
+
+MANY = """
+import gc, logging
+import tracekern.fabric.engine as module
+logging.disable()  # engines that are dropped are dead to others
+sys.unraisablehook = lambda raised: None  # of callbacks that do
+chance, children = random.Random(NUMBER), []
+
+class Owner:
+    def __init__(self, *kept):
+        self.kept = kept
+    def __del__(self):
+        if chance.random() < 0.5:
+            self.kept[0].remove_imm_count(7)
+
+def callback(pair, number):
+    def fork(*_):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        children.append(child)
+    def block(*_):
+        time.sleep(chance.random() / 50)
+    def fail(*_):
+        raise ValueError
+    def drop(*_):
+        pair.clear()
+    def stop(*_):  # not both: callbacks that stop each other's engines wait for each other
+        if pair:
+            pair[number].stop()
+    return chance.choices((fork, block, fail, drop, stop, lambda *_: None), (1, 5, 5, 5, 2, 10))[0]
+
+def use():
+    pair = [engine([LOOPBACK]), engine([LOOPBACK])]
+    source, target = pair
+    memory = torch.ones(64)
+    owner = Owner(chance.choice(pair), memory) if chance.random() < 0.7 else memory
+    src, _ = source.register_memory(memory.data_ptr(), 256, owner)
+    _, dst = target.register_memory(memory.data_ptr(), 256, Owner(target))
+    for act in (
+        lambda: source.set_peer_callback(callback(pair, 0)),
+        lambda: target.set_imm_callback(callback(pair, 1)),
+        lambda: target.set_imm_count_expected(7, 2, callback(pair, 1)),
+        lambda: target.submit_bouncing_recvs(64, 4, callback(pair, 1)),
+        lambda: source.submit_send(target.main_address, b"hello", callback(pair, 0)),
+        lambda: source.submit_write(src, dst, 64, imm=7, on_done=callback(pair, 0)),
+        lambda: source.submit_imm(dst, 8, on_done=callback(pair, 0)),
+        lambda: source.alloc_scalar_watcher(callback(pair, 0)).tensor.fill_(1),
+        lambda: source.unregister_memory(src, timeout_s=5),
+        lambda: chance.random() < 0.2 and target.stop(),
+    ):
+        try:
+            if chance.random() < 0.7:
+                act()
+        except (BadInput, TransferError):
+            pass  # stopped by a callback
+    for made in (source, target) if chance.random() < 0.9 else ():  # owners hold the others, which end with the process
+        made.stop()
+
+for _ in range(NUMBER // 2):
+    use()
+gc.collect()
+for child in children:
+    assert os.waitpid(child, 0)[1] == 0
+module._stop_all()
+assert module.native().have_callbacks_ended(LIMIT_S)
+print(len(os.listdir("/proc/self/task")) < 10)
+"""
+
+
+@pytest.mark.parametrize("number", [60, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_engines_with_owners_and_callbacks_of_all_kinds_are_opened_and_closed(number):
+    program = MANY.replace("NUMBER", str(number))
+    program = "from tracekern.fabric import TransferError\nfaulthandler.cancel_dump_traceback_later()\n" + program
+    assert run(program, timeout_s=3000) == "True\n"

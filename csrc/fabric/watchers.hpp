@@ -94,6 +94,7 @@ private:
         lock.unlock();
         rule::before_users();
         const bool goes_on = on_change(old, now);
+        on_change = {};  // without the lock: it may be the last of an engine that was stopped
         lock.lock();
         called_ = 0;
         if (!goes_on) watched_.erase(number);

@@ -533,7 +533,7 @@ class TransferEngine:
             self._engine.expect_imm_count(_check_imm(imm), count, on_reached)
 
     def make_imm_counter(self, imm: int, senders: Iterable[DomainAddress] = ()) -> ImmCounter:
-        """senders: main addresses of the engines that raise it, whose death ends a wait; none: any that has raised it."""
+        """senders: main addresses of engines that raise it, whose death ends a wait; none: any that has raised it."""
         with _bad_input():
             counter = self._engine.make_imm_counter(_check_imm(imm), {bytes(sender) for sender in senders})
         return ImmCounter(self._engine, counter)
