@@ -1,7 +1,7 @@
 # make demo   8 ranks of a traced MoE pipeline; says what it saw and where the trace is
 # make test   every check: lint, types, format, tests (what .ci/run calls)
 # make test-python, make test-native, make test-browser   one lane of the tests alone; native: what needs a compiler
-# make soak   the long counts of the same tests
+# make soak   the long counts of the same tests, with a transfer engine that asserts its rule (csrc/fabric/rule.hpp)
 # make gpu-check  on a machine with GPUs and its own torch: what only a GPU can show, in 20 minutes at most; no virtual
 #             environment, no network
 # make docs   the documentation with the Python API as a site, in build/docs
@@ -41,10 +41,12 @@ $(LANES): LANE = -m "$(@:test-%=%) and not soak"
 
 soak:
 	$(TOGETHER) .venv/extensions .venv/test
+	TRACEKERN_CHECKED=1 TRACEKERN_PARTS=fabric $(BUILD) --force --build-temp build/checked
 	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile ci --all
 	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers or hypothesis" --hypothesis-profile soak \
 	    --timeout 3600 --all
 	$(BIN)/python -m pytest -n 2 --rehearse efa -m "not soak" tests/test_fabric*.py tests/test_weights.py
+	rm -f tracekern/_fabric*.so
 
 gpu-check:
 	$(PYTHON) benchmarks/gpu_all.py

@@ -263,6 +263,12 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                                                    to_limit(timeout_s),
                                                    std::move(told));
              })
+        .def("cancel", &Engine::cancel, Unlocked());
+}
+
+void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) {
+    py::class_<PeerGroup, std::shared_ptr<PeerGroup>>(module, "PeerGroup");
+    engine.def("add_peer_group", &Engine::add_peer_group, Unlocked())
         .def("submit_imm",
              [](Engine& engine,
                 const MemoryRegionDescriptor& dst,
@@ -273,12 +279,6 @@ void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
                  const py::gil_scoped_release release;
                  return engine.submit_imm(dst, imm, to_limit(timeout_s), std::move(told));
              })
-        .def("cancel", &Engine::cancel, Unlocked());
-}
-
-void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) {
-    py::class_<PeerGroup, std::shared_ptr<PeerGroup>>(module, "PeerGroup");
-    engine.def("add_peer_group", &Engine::add_peer_group, Unlocked())
         .def("submit_scatter",
              [](Engine& engine,
                 const PeerGroup& group,

@@ -141,6 +141,15 @@ void exchange(const Setup& setup, uint32_t num_domains, uint32_t calls, uint32_t
     for (const auto& member : members) member->engine->stop();  // some messages are still lent
 }
 
+void wait_until_stopped(ImmCounter& counter) {
+    try {
+        counter.wait(1, kLimit);
+        fail("a wait at a stopped engine has not ended with that");
+    } catch (const std::runtime_error& error) {
+        check(std::string(error.what()) == "the engine was stopped", error.what());
+    }
+}
+
 // One engine of three is stopped, then the one that writes: all that was submitted ends once, and memory can be freed
 // at once.
 void stop_in_the_middle(const Setup& setup, uint32_t num_domains, uint32_t seed) {
@@ -170,14 +179,7 @@ void stop_in_the_middle(const Setup& setup, uint32_t num_domains, uint32_t seed)
     // One that was stopped before they met would never answer.
     for (int i = 0; i < 2; ++i) submit();
     for (const auto& ending : endings) ending->must_be_done();
-    std::jthread waiter([counter = members[1]->engine->imms().make_counter(9)] {
-        try {
-            counter->wait(1, kLimit);
-            fail("a wait at a stopped engine has not ended with that");
-        } catch (const std::runtime_error& error) {
-            check(std::string(error.what()) == "the engine was stopped", error.what());
-        }
-    });
+    std::jthread waiter([counter = members[1]->engine->imms().make_counter(9)] { wait_until_stopped(*counter); });
     std::atomic<bool> is_stopped = false;
     std::jthread stopper([&, wait_us = random() % 3000] {
         std::this_thread::sleep_for(std::chrono::microseconds(wait_us));
