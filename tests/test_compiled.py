@@ -76,7 +76,7 @@ def test_kernels_of_each_extension_read_the_clock_of_their_rank(tmp_path, monkey
 @pytest.mark.parametrize(("name", "about"), RUNS[:3], ids=[name for name, _ in RUNS[:3]])
 def test_kernels_of_each_extension_give_up_at_the_limit_of_their_rank(tmp_path, name, about):
     """The limit, the fault record and the abort word are those of the communicator, which the core has made."""
-    late = {"late_rank": 1, "late_us": 1_800_000, "timeout_ms": 500}
+    late = {"late_rank": 1, "late_us": 1_000_000, "timeout_ms": 400}
     report = run_moe(MoeRun(**SMALL, **about, **late, iterations=1), tmp_path)
     assert report.ranks[0].exit_code == CommTimeout.exit_code
     assert "rank 1" in report.ranks[0].error

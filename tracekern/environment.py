@@ -27,7 +27,7 @@ NAMES = (
         "RUN_ID",
     ),
     *("SIMULATED_CLOCK", "STORE", "STORE_SOCKET"),
-    *("BUILD_JOBS", "CUDA", "CUDA_ARCH", "EXTENSION", "NVCC_FLAGS", "PARTS", "WERROR"),
+    *("BUILD_JOBS", "CHECKED", "CUDA", "CUDA_ARCH", "EXTENSION", "NVCC_FLAGS", "PARTS", "WERROR"),
     *("ALL_KERNELS", "ATTACKED", "BENCHMARK", "BENCHMARK_OPTIONS", "PLANTED_TREE", "RANDOM_CASES", "RESIDENT_OPTIONS"),
 )
 """All that tracekern, its build, tests and benchmarks read, without TRACEKERN_; tests/test_environment.py checks it."""

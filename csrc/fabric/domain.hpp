@@ -109,9 +109,9 @@ public:
         require(fi_getname(&endpoint_->fid, name, &size), "ask for the address");
         address_.bytes.assign(name, size);
         if (net.provider == "shm") marker_.emplace(address_.bytes);
-        if (has_socket_addresses()) Connections::add(address_.bytes);
         nothing_ = register_memory(nothing_bytes_, sizeof(nothing_bytes_), FI_SEND | FI_WRITE);
         max_pieces_ = find_max_pieces();
+        if (has_socket_addresses()) Connections::add(address_.bytes);
     }
     Domain(const Domain&) = delete;
     ~Domain() {
@@ -139,7 +139,7 @@ public:
     // "fi_sockaddr_in://127.0.0.1:40471"
     std::string name_of(const DomainAddress& address) const {
         char text[128] = "";
-        size_t size = sizeof(text);
+        size_t size = sizeof(text) - 1;  // what is longer is cut
         fi_av_straddr(addresses_.get(), address.bytes.data(), text, &size);
         return text;
     }
@@ -275,7 +275,7 @@ private:
         if (net_.provider == "shm") return is_shm_name(bytes);
         if (info_->addr_format == FI_ADDR_STR) {
             const std::string scheme = address_.bytes.substr(0, address_.bytes.find("://") + 3);
-            return bytes.starts_with(scheme) && bytes.find('\0') == bytes.size() - 1;
+            return bytes.size() <= kMaxText && bytes.starts_with(scheme) && bytes.find('\0') == bytes.size() - 1;
         }
         constexpr size_t kFamily = sizeof(sa_family_t);
         if (has_socket_addresses() && bytes.compare(0, kFamily, address_.bytes, 0, kFamily) != 0) return false;
@@ -306,6 +306,7 @@ private:
     // Of longer ones the sender's copy into the socket and the receiver's out of it overlap less: 32 MiB took half as
     // long again (benchmarks/fabric.py).
     static constexpr uint64_t kMaxWriteBytesOfTcp = 1 << 20;
+    static constexpr size_t kMaxText = 140;  // of an address; providers have buffers of fixed size for it
 
     const FabricLibrary& library_;
     const Net net_;

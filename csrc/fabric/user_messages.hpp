@@ -137,7 +137,8 @@ private:
         }
         part.until = now() + limit_;
         part.num_bytes += message.payload.size();
-        if (part.memory && message.offset + message.payload.size() <= part.memory->size()) {
+        const uint64_t room = part.memory ? part.memory->size() : 0;
+        if (message.offset < room && message.payload.size() <= room - message.offset) {
             std::copy(message.payload.begin(), message.payload.end(), part.memory->data() + message.offset);
         }
         if (part.num_bytes < message.region) return;
