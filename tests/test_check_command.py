@@ -338,7 +338,7 @@ def test_a_gpu_node_needs_none_of_the_readers_packages(launches, tmp_path):
     for more, code in (([], 0), (["--junit", "out.xml"], 2)):
         result = subprocess.run([*command, *more], capture_output=True, text=True, env=environment, cwd=tmp_path)
         assert result.returncode == code, result.stderr
-    assert "install tracekern[read], or `pip install junitparser`" in result.stderr
+    assert "install tracekern[read], or `python -m pip install junitparser`" in result.stderr
 
 
 def ab(command_line, *arguments: object) -> subprocess.CompletedProcess[str]:

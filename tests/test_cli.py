@@ -21,6 +21,7 @@ from tests.timelines import make_timeline
 from tracekern.analysis.summary import EventSummary, summarize
 from tracekern.cli.info import print_summary, where_records_went
 from tracekern.cli.options import check_folders, parse_host, parse_ranks, parse_window
+from tracekern.cli.output import program
 from tracekern.errors import BadInput
 from tracekern.formatting import duration
 
@@ -189,7 +190,7 @@ def test_where_a_package_is_missing_it_says_what_to_install(capture, tmp_path, m
     command = [sys.executable, "-m", "tracekern", *words]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     extra = "tracekern[run]" if missing == "torch" else "tracekern[read]"
-    refused(result, f"needs {missing}", f"{extra}, or `pip install {missing}`")
+    refused(result, f"needs {missing}", f"{extra}, or `python -m pip install {missing}`")
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("sitecustomize.py", "__pycache__")] == []
 
 
@@ -385,3 +386,12 @@ def test_a_truncated_dump_is_one_line(command_line, capture, tmp_path):
     dump.write_bytes(dump.read_bytes()[:-100])
     refused(command_line("merge", cut, "-o", tmp_path / "t.pftrace"), "rank_00001.tkdump")
     assert not (tmp_path / "t.pftrace").exists()
+
+
+def test_a_command_to_copy_needs_no_file_that_was_called(monkeypatch, tmp_path):
+    """An embedded interpreter and `exec -a` name none."""
+    (tmp_path / "tracekern").write_text("")
+    (tmp_path / "tracekern").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/nowhere/tracekern"])
+    assert program().endswith("nowhere/tracekern")

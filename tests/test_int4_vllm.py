@@ -185,7 +185,7 @@ except BadInput as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.startswith("tracekern.moe.gemm.vllm needs vLLM with FusedMoEMethodBase (")
-    assert done.stdout.endswith("); `pip install vllm`\n")
+    assert done.stdout.endswith("); `python -m pip install vllm`\n")
     assert done.stdout.count("\n") == 1
 
 

@@ -187,7 +187,7 @@ def test_calls_name_the_extra_of_a_package_that_is_missing(tmp_path):
             "json": f"tracekern.save({timeline}, {str(page.with_suffix('.json'))!r})",
         },
     )
-    lacks = "needs {}, which is not installed here; install tracekern[read], or `pip install {}`"
+    lacks = "needs {}, which is not installed here; install tracekern[read], or `python -m pip install {}`"
     scipy, pyarrow = (lacks.format(name, name) for name in ("scipy", "pyarrow"))
     assert said == {
         "analyze": f"saying why ranks waited {scipy}",
@@ -204,7 +204,7 @@ def test_calls_name_the_extra_of_a_package_that_is_missing(tmp_path):
             "ranks": "__import__('tracekern.launcher.rendezvous').launcher.rendezvous.join_ranks()",
         },
     )
-    lacks = "needs torch, which is not installed here; install tracekern[run], or `pip install torch`"
+    lacks = "needs torch, which is not installed here; install tracekern[run], or `python -m pip install torch`"
     assert said == {
         "load": "done",
         "capture": "done",

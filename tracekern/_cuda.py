@@ -3,6 +3,6 @@
 from tracekern.errors import NotBuilt
 
 raise NotBuilt(
-    "tracekern was installed without its kernels for GPUs; where nvcc is, run `TRACEKERN_CUDA=1 pip install "
+    "tracekern was installed without its kernels for GPUs; where nvcc is, run `TRACEKERN_CUDA=1 python -m pip install "
     "--force-reinstall --no-deps .` in its source"
 )

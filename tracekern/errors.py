@@ -46,7 +46,7 @@ _EXTRAS = {
 def missing_package(what: str, package: str) -> BadInput:
     """The error for something that needs a package which is not installed."""
     extra = _EXTRAS[package]
-    return BadInput(f"{what} needs {package}, which is not installed here; install {extra}, or `pip install {package}`")
+    return BadInput(f"{what} needs {package}, which is not installed here; install {extra}, or `python -m pip install {package}`")
 
 
 @contextlib.contextmanager

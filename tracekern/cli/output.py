@@ -101,7 +101,7 @@ def program() -> str:
             return f"{Path(sys.executable).name} -m tracekern"
         called = str(script)  # safer than `python -m tracekern`, which imports from the working directory
     found = shutil.which("tracekern")
-    if found and os.path.samefile(found, called):
+    if found and os.path.exists(called) and os.path.samefile(found, called):
         return "tracekern"
     path = os.path.relpath(called)
     return shlex.quote(argument(Path(path)) if os.sep in path else f"./{path}")

@@ -49,5 +49,5 @@ def require_library() -> str:
     except RuntimeError as error:
         if library and library == os.environ.get(_NAMED):
             raise NotBuilt(f"{_NAMED}: {error}; set it to the path of a libfabric.so.1, or unset it") from None
-        raise NotBuilt(f"{error}; install it: pip install mpich==5.0.2, or Debian's libfabric1") from None
+        raise NotBuilt(f"{error}; install it: python -m pip install mpich==5.0.2, or Debian's libfabric1") from None
     return library

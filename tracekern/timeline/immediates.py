@@ -93,15 +93,15 @@ def releasing(timeline: Timeline, arrivals: Arrivals, waits: Int64) -> Int64:
     imm, wanted = _fields(timeline, spans.event[waits], spans.begin_payload[waits], ("imm", "wanted"))
     of_wait = timeline.track_ranks()[spans.track[waits]].astype(np.int64) << _IMM_BITS | imm
     of_arrival = arrivals.rank << _IMM_BITS | arrivals.imm
-    found = np.full(len(waits), -1, np.int64)
-    for key in np.unique(of_wait).tolist():
-        mine = np.flatnonzero(of_wait == key)
-        first, stop = np.searchsorted(of_arrival, [key, key + 1]).tolist()
-        last = first - 1 + np.searchsorted(arrivals.time[first:stop], spans.end[waits[mine]] + _TICK_NS, "right")
-        back = (np.append(arrivals.number, 0)[last] - wanted[mine]) % (1 << _NUMBER_BITS)
-        is_there = (last >= first) & (last - back >= first)
-        found[mine[is_there]] = (last - back)[is_there]
-    return found
+    # Of each wait the last arrival of its immediate that came before it ended: both in one order, and counted.
+    is_wait = np.arange(len(arrivals) + len(waits)) >= len(arrivals)
+    time = np.concatenate([arrivals.time, spans.end[waits] + _TICK_NS])
+    order = np.lexsort((is_wait, time, np.concatenate([of_arrival, of_wait])))
+    number_before = np.empty(len(order), np.int64)
+    number_before[order] = np.cumsum(~is_wait[order])
+    first, last = np.searchsorted(of_arrival, of_wait), number_before[is_wait] - 1
+    back = (np.append(arrivals.number, 0)[last] - wanted) % (1 << _NUMBER_BITS)
+    return np.where((last >= first) & (last - back >= first), last - back, -1)
 
 
 def _of_channel(timeline: Timeline, event_class: EventClass) -> Mask:

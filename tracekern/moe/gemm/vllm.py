@@ -22,7 +22,7 @@ try:
     from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 except ImportError as error:
     raise BadInput(
-        f"tracekern.moe.gemm.vllm needs vLLM with FusedMoEMethodBase ({error}); `pip install vllm`"
+        f"tracekern.moe.gemm.vllm needs vLLM with FusedMoEMethodBase ({error}); `python -m pip install vllm`"
     ) from error
 
 if TYPE_CHECKING:
