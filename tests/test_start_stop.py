@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import logging
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -38,8 +40,8 @@ def step(name: str = "demo") -> bool:
 def test_a_number_of_launches_is_recorded_then_none(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert not step()
     assert tracekern.start(tmp_path / "window", launches=3, every=2) == tmp_path / "window"
-    assert [step() for _ in range(6)] == [True, False, True, False, False, False]
-    assert len(load(tmp_path / "window").launches) == 2, "it is saved already"
+    assert [step() for _ in range(7)] == [True, False, True, False, True, False, False]
+    assert len(load(tmp_path / "window").launches) == 3, "it is saved already"
     assert caplog.messages == []
     assert tracekern.stop() == tmp_path / "window"
     assert tracekern.stop() is None
@@ -52,6 +54,32 @@ def test_a_number_of_launches_is_recorded_then_none(tmp_path: Path, caplog: pyte
     assert tracekern.stop() == tmp_path / "last"
     assert not step()
     assert [launch.name for launch in load(tmp_path / "last").launches] == ["last"]
+
+
+STOP_IN_A_HANDLER = """
+import faulthandler, json, signal, sys
+import tracekern
+faulthandler.dump_traceback_later(30, exit=True)
+events = json.dumps({"name": "E", "events": [{"name": "a", "class": "work", "ends_at": "completion", "channel": "",
+                                              "begin_fields": "", "end_fields": ""}]})
+stopped = []
+signal.signal(signal.SIGALRM, lambda *_: stopped.append(tracekern.stop()))
+for number in range(20):
+    stopped.clear()
+    tracekern.start(f"{sys.argv[1]}/{number}", records_per_track=4, device="cpu", max_bytes=1 << 26)
+    tracekern.launch("k", grid=1, warps=1, events=events)
+    signal.setitimer(signal.ITIMER_REAL, 0.001 + number * 0.0003)
+    while not stopped:
+        tracekern.launch("k", grid=1, warps=1, events=events)
+    tracekern.launch("k", grid=1, warps=1, events=events)
+    assert str(stopped[0]).endswith(f"/{number}"), stopped
+"""
+
+
+def test_a_signals_handler_may_stop_what_it_interrupts(tmp_path: Path):
+    """Most of the time a launch."""
+    subprocess.run([sys.executable, "-c", STOP_IN_A_HANDLER, str(tmp_path)], check=True, timeout=60)
+    assert all(len(load(tmp_path / str(number)).launches) > 1 for number in range(20))
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

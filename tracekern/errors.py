@@ -45,8 +45,8 @@ _EXTRAS = {
 
 def missing_package(what: str, package: str) -> BadInput:
     """The error for something that needs a package which is not installed."""
-    extra = _EXTRAS[package]
-    return BadInput(f"{what} needs {package}, which is not installed here; install {extra}, or `python -m pip install {package}`")
+    how = f"install {_EXTRAS[package]}, or `python -m pip install {package}`"
+    return BadInput(f"{what} needs {package}, which is not installed here; {how}")
 
 
 @contextlib.contextmanager

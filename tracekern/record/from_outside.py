@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -127,15 +128,16 @@ def start(path: str | Path, *, launches: int | None = None, **options: Any) -> P
 def stop() -> Path | None:
     """Ends what start() or TRACEKERN_CAPTURE began, and saves it. In any thread; never raises.
 
-    The thread that launches closes the capture at its next launch; if none comes within a second, this thread does. It
-    waits for kernels that run, and for the other ranks, which call it too, as long as a capture that closes.
+    The thread that launches closes the capture at its next launch; if none comes within a second, this thread does, but
+    for a signal's handler that has interrupted a launch. It waits for kernels that run, and for the other ranks, which
+    call it too, as long as a capture that closes.
 
     Returns:
         The directory of the capture; None, and a line in the log, if there is none.
     """
     window = _windows.get(this_resident())
     directory = None if window is None else window.stop()
-    if not _directory:  # else the next launch would open that again
+    if not _directory and (window is None or window.is_over):  # else the next launch would open that again
         _windows.pop(this_resident(), None)
     if directory is None:
         _log.warning("tracekern.stop(): no capture was open; one opens at the first tracekern.launch() after start()")
@@ -152,7 +154,10 @@ class _Window:
         self._lock = threading.RLock()
         self._is_wanted, self._is_open, self._is_ending = True, False, False
         self._is_over = threading.Event()
-        self._launcher = 0
+        self._launcher, self._launching = 0, 0
+        """Threads: who opened the capture, and who is in launch()."""
+        self._launched: Counter[str] = Counter()
+        self._every = 1
         self._last: dict[int, int] = {}
         """Thread -> the descriptor of its last launch, whose kernel it may be about to start."""
         self._directory: Path | None = None
@@ -163,22 +168,42 @@ class _Window:
         if self._is_over.is_set() or (self._is_ending and threading.get_ident() != self._launcher):
             return None
         with self._lock:
-            if self._is_wanted:
-                self._open_if_possible(name)
-            is_last = self._is_ending or self._left == 0
-            if is_last and not _is_captured():
-                self._last.pop(threading.get_ident(), None)  # started before this one is asked for
-                self.end()
-            if is_last or self.session is None or not self._is_open:
-                return None
-            self._left = None if self._left is None else self._left - 1
-            handle = self.session.launch(name, **given)
-            self._last[threading.get_ident()] = handle.descriptor
-            return handle
+            self._launching = threading.get_ident()
+            try:
+                return self._launch(name, given)
+            finally:
+                self._launching = 0
+
+    def _launch(self, name: str, given: dict[str, Any]) -> LaunchHandle | None:
+        if self._is_wanted:
+            self._open_if_possible(name)
+        is_last = self._is_ending or self._left == 0
+        if is_last and not _is_captured():
+            self._last.pop(threading.get_ident(), None)  # started before this one is asked for
+            self.end()
+        if is_last or self.session is None or not self._is_open:
+            return None
+        self._count(name)
+        handle = self.session.launch(name, **given)
+        self._last[threading.get_ident()] = handle.descriptor
+        return handle
+
+    def _count(self, name: str) -> None:
+        """Counts a launch that the capture records, or has no room for: on all ranks the same."""
+        is_selected = self._launched[name] % self._every == 0
+        self._launched[name] += 1
+        if self._left is not None and is_selected:
+            self._left -= 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
 
     def stop(self) -> Path | None:
         """Ends the capture. Returns its directory, the first time."""
         self._is_ending = True
+        if self._launching == threading.get_ident() and self.session is not None:
+            return self.session.directory  # in a signal's handler: the next launch closes it, or the process's end
         if self._is_open and self._launcher != threading.get_ident():
             self._is_over.wait(_NEXT_LAUNCH_S)
         self.end()
@@ -225,6 +250,7 @@ class _Window:
             _make(self._path, options)
             _meet()
             self.session = _make(self._path, options, on_error="warn")
+            self._every = int(options.get("every", 1))
             self.session.on_rival, self.session.peers_limit_s = self._give_way, _CLOSING_S
             self.session.__enter__()
             self._is_open = open_capture() is self.session
