@@ -245,6 +245,62 @@ def test_names_of_any_bytes_are_read(tmp_path: Path, name: bytes, read: str):
     assert lane.labels == (read,)
 
 
+def of_other_profilers(start_ns: int) -> dict[str, tuple[object, int]]:
+    """Three spans of 1 ms, one each 2 ms, as other profilers write them, and how many of them can be placed."""
+    times = [(start_ns + number * 2_000_000, start_ns + number * 2_000_000 + 1_000_000) for number in range(3)]
+
+    def at(ns: int, base: int = start_ns) -> float:
+        return (ns - base) / 1e3
+
+    about = {"name": "step", "pid": 1, "tid": 1}
+    whole = [{**about, "ph": "X", "ts": at(begin), "dur": 1000} for begin, _ in times]
+    pairs = [{**about, "ph": ph, "ts": at(ns)} for both in times for ph, ns in zip("BE", both, strict=True)]
+    lines = [
+        {"coll_perf": {"coll": "AllReduce", "coll_exec_time_us": 1000, "dump_timestamp_us": end // 1000}}
+        for _, end in times
+    ]
+    in_1970 = [{**about, "ph": "X", "ts": begin / 1e3, "dur": 1000} for begin, _ in times]
+    return {
+        "proton": ({"displayTimeUnit": "us", "baseTimeNanoseconds": start_ns, "traceEvents": whole}, 3),
+        "viztracer": ({"traceEvents": whole, "viztracer_metadata": {"baseTimeNanoseconds": start_ns}}, 3),
+        "array": (in_1970, 3),
+        "begins and ends": ({"baseTimeNanoseconds": start_ns, "traceEvents": pairs}, 3),
+        "inspector": ("\n".join(map(json.dumps, lines)), 3),
+        "cut off": (json.dumps({"baseTimeNanoseconds": start_ns, "traceEvents": whole})[:-30], 2),
+        "monotonic": ({"traceEvents": whole}, 0),
+    }
+
+
+@pytest.mark.parametrize("kind", of_other_profilers(0))
+def test_traces_of_other_profilers_are_read_and_what_is_left_out_is_told(tmp_path: Path, kind: str):
+    with capture(tmp_path / "capture") as session, session.range("all"):
+        start_ns = time.time_ns()
+        time.sleep(0.01)
+    content, num_placed = of_other_profilers(start_ns)[kind]
+    path = tmp_path / "t.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    timeline = load(tmp_path / "capture", host=[(0, path)])
+    spans = [row for row in range(len(timeline.spans)) if is_torch_lane(timeline.tracks[timeline.spans.track[row]])]
+    assert len(spans) == num_placed
+    assert all(abs(timeline.spans.end[row] - timeline.spans.start[row] - 1_000_000) <= 2 for row in spans)
+    told = [problem.text for problem in timeline.problems]
+    if kind == "cut off":
+        assert told == ["rank 0: t.json: left out: the end of the file, which is cut off"]
+    elif num_placed == 0:
+        assert "export it with its base time (baseTimeNanoseconds)" in told[0]
+    else:
+        assert told == []
+
+
+def test_begins_without_ends_and_asynchronous_spans_are_counted(tmp_path: Path):
+    about = {"name": "a", "pid": 1, "tid": 1}
+    events = [{**about, "ph": phase, "ts": ts} for ts, phase in enumerate("BBEEEBb")]
+    path = write_trace(tmp_path / "t.json", *events)
+    write_capture(tmp_path, CaptureSpec(num_ranks=1))
+    told = [problem.text.partition("left out: ")[2] for problem in load(tmp_path, host=[(0, path)]).problems]
+    assert {"1 asynchronous span", "1 end without a begin", "1 begin without an end"} <= set(told)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -21,6 +21,8 @@ from tracekern.timeline.model import EventClass, EventType, Int64, Problem, Span
 
 _SLACK_NS = 10**9
 """How far outside the capture an event may lie: profilers turn their own clock into wall time, some ms off."""
+_LONGEST_UP_NS = 10 * 365 * 86400 * 10**9
+"""No host, and no profiler, has been up for longer: times below are not since 1970."""
 _Times = tuple[int, int]
 _HOST_EVENT = EventType("host", EventClass.HOST, "completion")
 
@@ -86,7 +88,8 @@ def torch_lanes(path: Path, rank: int, num_ranks: int, capture: _Times) -> tuple
     result: list[HostLane] = []
     outside: list[Row] = []
     num_kept = 0
-    for (_, lane), rows in read_profile(path, rank, num_ranks).items():
+    profile = read_profile(path, rank, num_ranks)
+    for (_, lane), rows in profile.lanes.items():
         kept: list[Row] = []
         for row in rows:
             is_within = first - _SLACK_NS <= row[0] <= row[1] <= last + _SLACK_NS
@@ -95,7 +98,11 @@ def torch_lanes(path: Path, rank: int, num_ranks: int, capture: _Times) -> tuple
         if kept:
             times = np.array([row[:2] for row in kept], np.int64)
             result.append(_lane(lane, times[:, 0], times[:, 1], [row[2] for row in kept]))
-    return result, [_left_out(path.name, rank, outside, num_kept, capture)] if outside else []
+    problems = [
+        Problem("warning", "left_out_profile_event", rank, -1, f"rank {rank}: {path.name}: left out: {what}", 1)
+        for what in profile.left_out
+    ]
+    return result, problems + ([_left_out(path.name, rank, outside, num_kept, capture)] if outside else [])
 
 
 def wall_times(dump: Dump) -> tuple[int, int]:
@@ -129,6 +136,8 @@ def _left_out(name: str, rank: int, rows: Sequence[Row], num_kept: int, capture:
         text = f"{number:,} of {whole} of {name} lie outside the capture and are left out: {times}"
     else:
         why = "exported by another run, or without its base time?"
+        if events[1] < _LONGEST_UP_NS < capture[0]:
+            why = "its times do not count from 1970; export it with its base time (baseTimeNanoseconds)"
         text = f"no event of {name} lies within the capture, all {number:,} are left out: {times}; {why}"
     severity = "warning" if num_kept else "error"
     return Problem(severity, "left_out_profile_event", rank, -1, f"rank {rank}: {text}", number)
