@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import time
 from pathlib import Path
@@ -168,3 +169,43 @@ def test_what_has_no_place_is_refused_in_one_line(pools):
             "low_latency_mode is 1; wanted True or False",
         ]
         assert "get_low_latency_rdma_size_hint()" in told[2]
+
+
+def refusals_in_a_fork(group: Group) -> tuple[set[str], int]:
+    """What calls of a child say, and the wrong elements of the parent's before and after."""
+    buffer = make_buffer(group)
+    wrong = Decoding(buffer, 1, use_fp8=True).wrong_of_combine() + num_wrong(buffer, CASE, 1)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for call in (
+            lambda: Decoding(buffer, 1, use_fp8=True),
+            lambda: num_wrong(buffer, CASE, 1),
+            lambda: buffer.comm.malloc_symmetric((1,), torch.int32),
+            buffer.comm.barrier,
+            buffer.comm.reset,
+        ):
+            try:
+                call()
+                said.append("was let through")
+            except BadInput as error:
+                said.append(str(error))
+        os.write(writer, "\n".join(said).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        told = set(answers.read().splitlines())
+    os.waitpid(child, 0)
+    for seed in range(3):
+        wrong += Decoding(buffer, seed, use_fp8=True).wrong_of_combine() + num_wrong(buffer, CASE, seed)
+    buffer.destroy()
+    return told, wrong
+
+
+def test_a_forked_child_is_refused_and_disturbs_nobody(pools):
+    for told, wrong in pools(4).call(refusals_in_a_fork):
+        assert told == {
+            "the communicator was made before this process was forked, and cannot be used here; make one after the fork"
+        }
+        assert wrong == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +29,17 @@ if TYPE_CHECKING:
 LINK_GB_PER_S = (0.001, 1000.0)
 """Least and highest rate of a slow link."""
 _NO_EVENTS = '{"name":"Align","events":[]}'
+
+
+_made: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def _refuse_in_child() -> None:
+    for communicator in _made:
+        communicator.refuse_in_child()
+
+
+os.register_at_fork(after_in_child=_refuse_in_child)
 
 
 class RecordedLaunch(Protocol):
@@ -95,7 +108,7 @@ class Communicator:
             "first_epoch": _core.first_epoch,
             "kernels": self._users,
         }
-        self._failure: CommTimeout | CallBroken | DeviceLost | None = None
+        self._failure: CommTimeout | CallBroken | DeviceLost | BadInput | None = None
         self._on_reset: list[Callable[[], None]] = []
         if backend == "cuda":
             from tracekern.comm.cuda import open_cuda
@@ -116,7 +129,14 @@ class Communicator:
         self._barrier_events = _core.barrier_event_table()
         self.board = Board(group)
         self._in_call = threading.Lock()
+        _made.add(self)
         group.barrier()
+
+    def refuse_in_child(self) -> None:
+        """Lets no call through in a process that this one has forked: the heap and the messages are its parent's."""
+        self._failure = BadInput(
+            "the communicator was made before this process was forked, and cannot be used here; make one after the fork"
+        )
 
     def _open_cpu(self, num_bytes: int, timeout_s: float) -> None:
         from tracekern import _core
@@ -190,7 +210,12 @@ class Communicator:
                 Raised on every rank; the next call may ask for another tensor.
             PeerLost: A peer has ended or is late.
         """
+        self._require_own_process()
         return self._symmetric.malloc(shape, dtype)
+
+    def _require_own_process(self) -> None:
+        if isinstance(self._failure, BadInput):
+            raise BadInput(str(self._failure))
 
     def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
         """Sets the time limit of waits in kernels that are launched from now on.
@@ -288,6 +313,7 @@ class Communicator:
         """
         if self._failure is None:
             return
+        self._require_own_process()
         what = "restart the process" if self.device.error() else "call reset() on every rank"
         text = f"the communicator is out of use since: {self._failure}; {what}"
         if isinstance(self._failure, CommTimeout):
@@ -403,6 +429,7 @@ class Communicator:
         Raises:
             DeviceLost: A rank has lost its device. Raised on every rank.
         """
+        self._require_own_process()
         if not self.device.error():
             self.device.streams.synchronize()
         for rank, problem in enumerate(self.group.all_gather(self.device.error(), "reset()")):
