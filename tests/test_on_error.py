@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,8 +20,9 @@ from tests.kernels import TrackWriter
 from tests.on_error_ranks import IN_VAIN, LIMIT_S, OWN_EXIT
 from tests.test_resident import on_ranks
 from tests.test_session import TABLE, launch
+from tracekern.comm.group import losing_peers
 from tracekern.comm.this_thread import rank_of_thread
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, PeerLost
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
 from tracekern.record.session import Capture, capture, open_capture
@@ -306,6 +308,34 @@ def test_with_warnings_a_capture_that_is_entered_twice_keeps_the_first_recording
         f"{tmp_path}: the capture's `with` block is left twice, or was never entered",
     ]
     assert len(load(tmp_path).launches) == 1
+
+
+class Watchdog:
+    """A program's own limit, which raises wherever the program is."""
+
+    def __call__(self, *_: object) -> None:
+        raise TimeoutError("the program's limit is over")
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_what_a_handler_of_a_signal_raises_is_the_programs(tmp_path: Path, on_error: str, monkeypatch):
+    """In a launch, and while a rank waits for others, where all else would be taken for their death."""
+    watchdog = Watchdog()
+    for handler in (watchdog, watchdog.__call__, lambda *_: watchdog()):
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            with pytest.raises(TimeoutError, match="the program's limit"), losing_peers(0):
+                signal.raise_signal(signal.SIGALRM)
+            with capture(tmp_path, on_error=on_error) as session:
+                monkeypatch.setattr(session._launches, "take", lambda *_: signal.raise_signal(signal.SIGALRM))
+                with pytest.raises(TimeoutError, match="the program's limit"):
+                    launch(session)
+                monkeypatch.undo()
+                assert launch(session).traced
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    with pytest.raises(PeerLost, match="do not answer"), losing_peers(0):
+        watchdog()  # without a signal it may be anything
 
 
 def test_an_unknown_way_is_refused(tmp_path: Path):

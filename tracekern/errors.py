@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,6 +49,14 @@ def missing_package(what: str, package: str) -> BadInput:
     """The error for something that needs a package which is not installed."""
     how = f"install {_EXTRAS[package]}, or `python -m pip install {package}`"
     return BadInput(f"{what} needs {package}, which is not installed here; {how}")
+
+
+def is_of_signal(error: BaseException) -> bool:
+    """Returns whether a handler of a signal raised it, as a program's watchdog does: then it is the program's own."""
+    handlers = list(map(signal.getsignal, signal.valid_signals()))
+    functions = [*handlers, *(type(handler).__call__ for handler in handlers if callable(handler))]
+    codes = {getattr(getattr(function, "__func__", function), "__code__", None) for function in functions} - {None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @contextlib.contextmanager

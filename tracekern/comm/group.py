@@ -23,7 +23,7 @@ from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.comm.meeting import meet
 from tracekern.comm.this_thread import this_resident
 from tracekern.environment import positive_number
-from tracekern.errors import BadInput, PeerLost, one_line
+from tracekern.errors import BadInput, PeerLost, is_of_signal, one_line
 
 MAX_HEAP_RANKS = 64
 """Most ranks that share a symmetric heap: kMaxRanks of csrc/comm/heap.h."""
@@ -283,7 +283,9 @@ def losing_peers(rank: int) -> Iterator[None]:
         yield
     except PeerLost:
         raise
-    except Exception as error:  # noqa: BLE001 - of any kind, see above
+    except Exception as error:  # of any kind, see above
+        if is_of_signal(error):
+            raise
         # Without the place in gloo's sources and without its advice.
         why = re.sub(r"^\[[^]]*\] ", "", str(error).strip().partition("\n")[0]).partition(". ")[0][:200]
         why = why or type(error).__name__

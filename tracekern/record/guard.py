@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
 
-from tracekern.errors import BadInput, one_line
+from tracekern.errors import BadInput, is_of_signal, one_line
 
 OnError = Literal["raise", "warn"]
 
@@ -19,7 +19,7 @@ class Guard:
     """Wraps what can fail in one capture: `with guard:`.
 
     With on_error="warn" an error ends there: the first is logged, and from then on the capture is off. What of_user()
-    marks, KeyboardInterrupt and SystemExit always pass.
+    marks, what a handler of a signal raises, KeyboardInterrupt and SystemExit always pass.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Guard:
         if error is not None and error is self._users_error:
             self._users_error = None  # its frames hold device memory, which a later graph's capture must not give back
             return False
-        if not self._warns or not isinstance(error, Exception):
+        if not self._warns or not isinstance(error, Exception) or is_of_signal(error):
             return False
         with self._lock:  # the text alone: the error would keep alive what it passed, such as connections to peers
             is_first, self._problem = not self._problem, self._problem or one_line(error)
