@@ -20,6 +20,7 @@ from tests.test_session import TABLE
 from tests.toolchains import ROOT, compile_cached
 from tracekern.dump.reader import read_dump
 from tracekern.record.session import open_capture
+from tracekern.segment.names import remove_segment
 from tracekern.segment.salvage import find_leftovers
 from tracekern.timeline.load import load
 
@@ -192,6 +193,23 @@ def test_record_saves_what_a_killed_process_left(tmp_path: Path, end: str, code:
     ]
     assert load(tmp_path / "out").ranks[0].state == "salvaged"
     assert not [leftover for leftover in find_leftovers() if leftover.directory == tmp_path / "out"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_record_says_what_is_left_where_the_disk_is_full(tmp_path: Path):
+    (tmp_path / "full").mkdir()
+    program = LIBRARY + "for _ in range(50):\n    step()"
+    command = [sys.executable, "-m", "tracekern", "record", "-o", "full/out", sys.executable, "-c", program]
+    mounted = f'mount -t tmpfs -o size=12k tmpfs {tmp_path}/full && exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", mounted, "-", *command]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    (left,) = (leftover for leftover in find_leftovers() if leftover.directory == tmp_path / "full" / "out")
+    remove_segment(f"tracekern-{left.run_id}-0")
+    assert ended.returncode == 1, ended.stderr
+    told = ended.stderr.splitlines()[-1]
+    assert told.startswith("rank 0: not saved, and still in shared memory: ")
+    assert told.endswith(f"salvage {left.run_id} -o DIR")
+    assert "nothing was recorded" not in ended.stderr
 
 
 def test_record_names_what_cannot_run_and_what_recorded_nothing(tmp_path: Path, command_line):

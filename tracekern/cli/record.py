@@ -37,7 +37,7 @@ def record(
 ) -> None:
     """Run a program and capture what its kernels ask for by tracekern.launch(), on all its ranks.
 
-    Ends with the exit code of the program.
+    Ends with the exit code of the program, or with 1 where that is 0 and what was recorded could not be saved.
     """
     from tracekern.segment.salvage import find_leftovers
 
@@ -52,9 +52,11 @@ def record(
     began_ns = time.time_ns()
     env = {"TRACEKERN_CAPTURE": str(directory), "TRACEKERN_CAPTURE_OPTIONS": json.dumps(chosen)}
     exit_code = _run(command, env)
-    _save_rest(directory, [leftover for leftover in find_leftovers() if leftover.run_id not in older])
-    _tell(output, began_ns)
-    raise typer.Exit(exit_code)
+    is_left = _save_rest(directory, [leftover for leftover in find_leftovers() if leftover.run_id not in older])
+    is_there = _tell(output, began_ns)
+    if not is_there and not is_left:
+        note(f"{directory}: nothing was recorded: the program never called tracekern.launch(), or its log says why not")
+    raise typer.Exit(exit_code or int(is_left))
 
 
 def _check(output: Path, chosen: dict[str, Any]) -> None:
@@ -89,27 +91,32 @@ def _signals_passed_on(program: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _save_rest(directory: Path, leftovers: list[Leftover]) -> None:
-    """Saves what ranks that were killed left in shared memory."""
+def _save_rest(directory: Path, leftovers: list[Leftover]) -> bool:
+    """Saves what ranks left in shared memory that were killed, or had no room. Returns whether some of it stays."""
     from tracekern.dump.attempts import is_attempt_of
-    from tracekern.segment.salvage import salvage_run
+    from tracekern.segment.salvage import find_leftovers, salvage_run
 
     place = directory.resolve()
     runs: dict[str, list[Leftover]] = {}
     for leftover in leftovers:
         if leftover.directory == place or is_attempt_of(place, leftover.directory):
             runs.setdefault(leftover.run_id, []).append(leftover)
+    is_left = False
     for run_id, of_run in runs.items():
-        whose = ranks([leftover.rank for leftover in of_run])
         if any(leftover.is_running for leftover in of_run):
-            note(f"{whose} of run {run_id} still run; what they recorded so far: {suggest('snapshot', run_id)}")
-        else:
-            salvage_run(run_id)
-            note(f"{whose} ended without closing the capture: saved from shared memory")
+            so_far = f"what they recorded so far: {suggest('snapshot', run_id)}"
+            note(f"{ranks([leftover.rank for leftover in of_run])} of run {run_id} still run; {so_far}")
+            continue
+        if saved := salvage_run(run_id):
+            note(f"{ranks(sorted(saved))} ended without closing the capture: saved from shared memory")
+        if left := [leftover.rank for leftover in find_leftovers(run_id)]:
+            is_left = True
+            note(f"{ranks(left)}: not saved, and still in shared memory: {suggest('salvage', run_id, '-o', 'DIR')}")
+    return is_left
 
 
-def _tell(directory: Path, began_ns: int) -> None:
-    """Names what was captured since `began_ns`, and the commands that show it."""
+def _tell(directory: Path, began_ns: int) -> bool:
+    """Names what was captured since `began_ns`, and the commands that show it. Returns whether there is something."""
     from tracekern.dump.reader import peek_metadata
 
     places = [directory, *sorted(directory.glob("attempt-*"))]
@@ -127,5 +134,4 @@ def _tell(directory: Path, began_ns: int) -> None:
             note(f"{count(num_launches, 'launch')} of {ranks([metadata['rank'] for metadata in found])} -> {place}")
             partial = ["--partial"] if len(found) < found[0]["num_ranks"] else []
             note(f"who waits for whom: {suggest('report', place, *partial)}   {show_it(place)}")
-    if not is_there:
-        note(f"{directory}: nothing was recorded: the program never called tracekern.launch(), or its log says why not")
+    return is_there
