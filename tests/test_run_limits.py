@@ -55,7 +55,7 @@ class Badly:
 
     def run(self, how: str, *tight: str, **more: Any) -> RunReport:
         """tight: phases with the limits of WITHIN_S; others have the usual ones."""
-        limits = Limits(**{f"{phase}_s": float(WITHIN_S[phase]) for phase in tight})
+        limits = Limits(**{f"{phase}_s": float(WITHIN_S[phase]) for phase in tight}, raised_by="--limit-s")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("BAD_RANK", how)
             patch.setattr("tracekern.moe.run._limits", lambda options: limits)
@@ -74,7 +74,7 @@ def told(report: RunReport) -> str:
 
 
 def test_the_limits_of_a_run_follow_its_options():
-    assert _limits(MoeRun(**SMALL, limit_s=5, timeout_ms=1000)) == Limits(5, 5, 6, 5 + CLOSE_TIMEOUT_S)
+    assert _limits(MoeRun(**SMALL, limit_s=5, timeout_ms=1000)) == Limits(5, 5, 6, 5 + CLOSE_TIMEOUT_S, "--limit-s")
 
 
 @pytest.mark.parametrize(

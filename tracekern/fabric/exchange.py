@@ -125,7 +125,7 @@ def run_exchange(
         },
         capture_dir=capture_dir,
         on_line=take,
-        limits=Limits(run_s=limit_s),
+        limits=Limits(run_s=limit_s, raised_by="--timeout-s"),
         run_id=new_run_id(),
     )
     return [reports.get(ended.rank) or _report_of(ended) for ended in exits], capture_dir

@@ -35,6 +35,8 @@ class Limits:
     set_up_s: float = 60.0
     run_s: float = 60.0
     close_s: float = 60.0
+    raised_by: str = "launch_ranks(limits=...)"
+    """What sets them, for whoever has to allow more."""
 
     def of(self, phase: str) -> float:
         return {START: self.start_s, SET_UP: self.set_up_s, RUN: self.run_s, CLOSE: self.close_s}[phase]
@@ -125,7 +127,7 @@ class Watch:
             return dict.fromkeys(running, f"the ranks {missed}: process {starter}, which starts them, is stopped")
         late = stopped or late or list(running)
         they, are, wait = ("it", "is", "waits") if len(late) == 1 else ("they", "are", "wait")
-        why = f"see what {they} {wait} for, or allow more with --limit-s"
+        why = f"see what {they} {wait} for, or allow more with {self._limits.raised_by}"
         if stopped:
             why = f"{they} {are} stopped"
         elif starter in map(running.get, late) and (forks := sorted(filter(is_stopped, children(starter)))):

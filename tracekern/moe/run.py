@@ -106,7 +106,7 @@ def _limits(options: MoeRun) -> Limits:
     from tracekern.record.session import CLOSE_TIMEOUT_S
 
     limit_s = float(options.limit_s)
-    return Limits(limit_s, limit_s, limit_s + options.timeout_ms / 1e3, limit_s + CLOSE_TIMEOUT_S)
+    return Limits(limit_s, limit_s, limit_s + options.timeout_ms / 1e3, limit_s + CLOSE_TIMEOUT_S, "--limit-s")
 
 
 class _Lines:
