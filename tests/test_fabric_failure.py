@@ -426,6 +426,15 @@ def test_an_engine_that_finds_no_files_leaves_none_open():
     subprocess.run([sys.executable, "-c", FEW_FILES, str(Path(__file__).parent)], check=True, timeout=2 * LIMIT_S)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm")
+def test_a_full_dev_shm_is_told_with_its_room():
+    code = "from tracekern.fabric import Net, TransferEngine; TransferEngine([Net('shm', '')])"
+    mounted = 'mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", mounted, "-", sys.executable, "-c", code]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+    assert "provider shm: /dev/shm has 2 MiB free, too few for an engine" in ended.stderr.splitlines()[-1]
+
+
 # ---- processes ----
 
 

@@ -212,6 +212,19 @@ def test_record_says_what_is_left_where_the_disk_is_full(tmp_path: Path):
     assert "nothing was recorded" not in ended.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is read-only")
+def test_record_says_why_a_directory_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    record = [sys.executable, "-m", "tracekern", "record", "-o"]
+    mounted = f'mount -t tmpfs -o ro tmpfs {tmp_path} && exec "$@"'
+    fixed = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted, "-", *record, tmp_path / "out", "true"], capture_output=True, text=True
+    )
+    assert (fixed.returncode, f"{tmp_path} lies on a read-only file system; choose" in fixed.stderr) == (2, True)
+    file = subprocess.run([*record, tmp_path / "file", "true"], capture_output=True, text=True)
+    assert (file.returncode, f"{tmp_path}/file is a file; choose" in file.stderr) == (2, True)
+
+
 def test_record_names_what_cannot_run_and_what_recorded_nothing(tmp_path: Path, command_line):
     refused = command_line("record", "-o", tmp_path / "out", "no-such-program", "--help")
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -3,6 +3,8 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <rdma/fi_errno.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <cstring>
@@ -51,6 +53,11 @@ inline fi_info* find_infos(const FabricLibrary& library, const std::string& prov
     const int result = library.getinfo(
         FabricLibrary::kVersion, is_node ? source.c_str() : nullptr, nullptr, is_node ? FI_SOURCE : 0, hints, &found);
     library.freeinfo(hints);
+    struct statvfs room{};
+    if (result == -FI_ENODATA && provider == "shm" && statvfs("/dev/shm", &room) == 0) {
+        throw std::runtime_error("provider shm: /dev/shm has " + std::to_string(room.f_bavail * room.f_frsize >> 20) +
+                                 " MiB free, too few for an engine (13 MiB a core), or libfabric lacks the provider");
+    }
     const std::string which = "provider " + provider + (source.empty() ? "" : " on " + source);
     library.require(result, which);
     return found;

@@ -66,7 +66,9 @@ def _check(output: Path, chosen: dict[str, Any]) -> None:
     Selection(**chosen)
     there = next(place for place in (output.absolute(), *output.absolute().parents) if place.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise BadInput(f"{output}: cannot be written, {there} is a file or not yours; choose another directory")
+        is_fixed = bool(os.statvfs(there).f_flag & os.ST_RDONLY)
+        why = "is a file" if not there.is_dir() else "lies on a read-only file system" if is_fixed else "is not yours"
+        raise BadInput(f"{output}: cannot be written, {there} {why}; choose another directory")
 
 
 def _run(command: list[str], env: dict[str, str]) -> int:
