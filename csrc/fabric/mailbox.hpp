@@ -39,13 +39,10 @@ public:
             if (buffer.is_recv) return unposted_.push_back(&buffer);
             free_sends_.push_back(&buffer);
         });
-        post_recvs();
+        // They are posted in the first turn.
     }
     Mailbox(const Mailbox&) = delete;
-    ~Mailbox() {
-        returns_->end();
-        close_memory();
-    }
+    ~Mailbox() { returns_->end(); }
 
     // Before its domain is closed; the buffers stay until the endpoint has let go of them.
     void close_memory() {
