@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ from setuptools.errors import BaseError, CCompilerError, CompileError
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tracekern.compiled import sources_of  # noqa: E402
 
+STARTED = time.time()
 CSRC = Path("csrc")
 # A folder is a family of kernels, and a module.
 FAMILIES = [path.parent.name for path in sorted(CSRC.glob("moe/*/bindings.cpp"))]
@@ -271,10 +273,11 @@ class BuildExtensions(build_ext):
     def copy_file(self, source: str, target: str, *_: object, **__: object) -> object:
         """Copies under another name first: who imports the extension meanwhile has the old one, or the new one.
 
-        Its time is that of the copy: it says since when an extension is as its sources are (tracekern/compiled.py).
+        Its time is that of the build's start: sources that were edited since are newer (tracekern/compiled.py).
         """
         partial = f"{target}.{os.getpid()}"
         shutil.copyfile(source, partial)
+        os.utime(partial, (STARTED, STARTED))
         os.replace(partial, target)
         return target, True
 
