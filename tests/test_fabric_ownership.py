@@ -1,4 +1,4 @@
-"""What is Python's in an engine: owners and callbacks that hold it, hold each other up, raise, block and fork.
+"""Python's objects in an engine: owners that hold it, and callbacks that raise, block, fork and drop it.
 
 Each program here aborted, hung or stalled before the rule of csrc/fabric/rule.hpp, so each has a process of its own.
 """

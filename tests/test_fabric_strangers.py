@@ -1,5 +1,5 @@
-"""Whoever can reach an engine and was not told its address and descriptors writes nothing, raises nothing and says
-nothing; and children of a program hold no connection open."""
+"""A stranger who can reach an engine cannot write to it, raise an immediate or send. Children hold no connection open.
+"""
 
 from __future__ import annotations
 

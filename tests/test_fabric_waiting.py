@@ -72,7 +72,7 @@ def test_what_cannot_be_told_is_refused(tcp):
 
 
 def test_stop_in_a_callback_does_not_wait_for_it():
-    """What is left is called afterwards."""
+    """The callbacks that remain are called once it has returned."""
     made, stopped, last = Pair(NETS["tcp"]), Done(), Done()
 
     def stop(_error: object) -> None:
@@ -129,7 +129,7 @@ def test_a_wait_names_who_has_not_come(tcp):
     other.source.submit_imm(tcp.dst, 5, done)  # is met
     assert done.wait(2) == [None, None]
     who = r"engine [0-9a-f]{16} at fi_sockaddr_in://127\.0\.0\.1:\d+ raised it"
-    said = rf"^immediate 4: 1 of 2 have come within 0\.1 s; {who} 0 times; {who} 1 times$"
+    said = rf"^immediate 4: 1 of 2 have come within 0\.1 s; {who} 0 times; {who} once$"
     with pytest.raises(TransferError, match=said) as late:
         counter.wait(2, 0.1)
     assert late.value.outcome == "stalled"

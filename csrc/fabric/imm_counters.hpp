@@ -170,7 +170,7 @@ public:
         return std::nullopt;
     }
 
-    // senders: main addresses of the engines that raise it; none: whoever does.
+    // senders: main addresses of the engines that raise it. Without them an engine is a sender once it has raised it.
     std::shared_ptr<ImmCounter> make_counter(uint32_t imm, std::set<std::string> senders = {}) {
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);

@@ -41,8 +41,8 @@ public:
         }
         return "";
     }
-    // "engine A has never raised it; engine B, which has ended, has raised it 3 times": those who did so least come
-    // first. addresses: of those who are meant; none: all.
+    // "engine A raised it 0 times; engine B, which has ended, raised it once": who did so least comes first.
+    // addresses: of those who are meant; none: all.
     std::string describe(const Counts& counts, const std::set<std::string>& addresses) const {
         std::vector<std::pair<uint64_t, std::string>> told;
         for (const auto& [engine, sender] : all_) {
@@ -60,7 +60,7 @@ public:
         std::string text;
         for (size_t i = 0; i < std::min(told.size(), kMostTold); ++i) {
             const auto& [number, name] = told[i];
-            text += (i ? "; " : "") + name + " raised it " + std::to_string(number) + " times";
+            text += (i ? "; " : "") + name + " raised it " + (number == 1 ? "once" : std::to_string(number) + " times");
         }
         return told.size() > kMostTold ? text + " ..." : text;
     }

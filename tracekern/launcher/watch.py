@@ -36,7 +36,7 @@ class Limits:
     run_s: float = 60.0
     close_s: float = 60.0
     raised_by: str = "launch_ranks(limits=...)"
-    """What sets them, for whoever has to allow more."""
+    """The option or argument that raises them, as errors name it."""
 
     def of(self, phase: str) -> float:
         return {START: self.start_s, SET_UP: self.set_up_s, RUN: self.run_s, CLOSE: self.close_s}[phase]
