@@ -86,13 +86,13 @@ std::string read_file(const char* path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// As machine_id() of tracekern/comm/node.py.
+// As machine_id() of tracekern/host_clock.py.
 std::string machine_id() {
     std::string machine = read_file("/proc/sys/kernel/random/boot_id");
     return machine.substr(0, machine.find('\n'));
 }
 
-// As host_clock_id() of tracekern/comm/device.py: equal for processes that read one CLOCK_MONOTONIC.
+// As host_clock_id() of tracekern/host_clock.py: equal for processes that read one CLOCK_MONOTONIC.
 std::string host_clock_id() {
     struct stat found = {};
     stat("/proc/self/ns/time", &found);
@@ -109,7 +109,7 @@ std::string describe_clock(const tk_host_options& options) {
 }
 
 // What opening_metadata() of tracekern/record/setup.py returns.
-std::string opening_metadata(const tk_host_options& options, const std::string& directory) {
+std::string opening_metadata(const tk_host_options& options, const std::string& directory, int64_t anchor_ns) {
     char node[256] = {}, created[32] = {};
     gethostname(node, sizeof(node) - 1);
     const std::time_t now = std::time(nullptr);
@@ -134,6 +134,7 @@ std::string opening_metadata(const tk_host_options& options, const std::string& 
     add("keep", "first");
     add("directory", directory);
     add("command", command);
+    json += ",\"host_clock\":{\"id\":" + quote(host_clock_id()) + ",\"anchor_ns\":" + std::to_string(anchor_ns) + "}";
     return json + ",\"fault_names\":{\"channels\":" + list(kCommChannelNames[0] + std::string(" grid")) +
            ",\"kernels\":[{\"first_stage\":0,\"stages\":" + list(text_of(options.stages)) +
            ",\"channels\":" + list(text_of(options.channels)) + "}]}}";
@@ -166,13 +167,15 @@ tk_host_options check(const tk_host_options* given) {
     return options;
 }
 
-// The dump of another run is not replaced: it may tell of a fault.
+// Dumps of another run are not replaced: they may tell of a fault. All ranks refuse, whosever they are.
 std::string find_directory(const tk_host_options& options) {
     const auto directory = std::filesystem::weakly_canonical(std::filesystem::absolute(options.directory));
-    char dump[32];
-    std::snprintf(dump, sizeof(dump), "rank_%05u.tkdump", options.rank);
-    require(!std::filesystem::exists(directory / dump),
-            directory.string() + ": has a " + dump + " of another run; choose another directory, or remove this one");
+    std::error_code none;
+    for (const auto& found : std::filesystem::directory_iterator(directory, none)) {
+        require(found.path().extension() != ".tkdump",
+                directory.string() + ": has a " + found.path().filename().string() +
+                    " of another run; choose another directory, or remove this one");
+    }
     return directory.string();
 }
 
@@ -191,7 +194,7 @@ thread_local std::string last_error;
 
 struct tk_host {
     explicit tk_host(const tk_host_options* given) : options_(check(given)), is_gpu_(options_.device != nullptr) {
-        const std::string metadata = opening_metadata(options_, find_directory(options_));
+        const std::string metadata = opening_metadata(options_, find_directory(options_), anchor_ns_);
         SegmentHeader header = {};
         header.pid = static_cast<uint32_t>(getpid());
         header.state = static_cast<uint32_t>(SegmentState::open);
@@ -207,11 +210,14 @@ struct tk_host {
         header.arena_bytes = align_up(options_.max_bytes, kPage);
         header.arena_cursor = header.fault_bytes = sizeof(FaultRecord);
         header.total_bytes = header.arena_offset + header.arena_bytes;
-        map("/dev/shm/tracekern-" + std::string(options_.run) + "-" + std::to_string(options_.rank), header);
+        const std::string name = "tracekern-" + std::string(options_.run) + "-" + std::to_string(options_.rank);
+        const std::string unfinished = "/dev/shm/." + name + "." + std::to_string(getpid());
+        map(unfinished, header);
         std::memcpy(memory_ + header.metadata_offset, metadata.data(), metadata.size());
         place<FaultRecord>(header.fault_offset)->version = kFaultVersion;
         std::memcpy(memory_, &header, sizeof(header));
-        std::memcpy(memory_, kSegmentMagic, sizeof(header.magic));  // last: now it is a segment
+        std::memcpy(memory_, kSegmentMagic, sizeof(header.magic));
+        publish(unfinished, "/dev/shm/" + name);
         sample_host_clock(0);
     }
     ~tk_host() {
@@ -235,7 +241,8 @@ struct tk_host {
         const uint64_t headers_bytes = sizeof(LaunchDescriptor) + num_tracks * sizeof(TrackHeader);
         const uint64_t bytes = headers_bytes + align_up(num_tracks * options_.records_per_track * sizeof(WideRecord));
         const Text events = store(text_of(kernel.events)), roles = store(list(text_of(kernel.roles)));
-        const bool has_entry = header().num_launches < header().launches_capacity;
+        const bool has_entry = header().num_launches < header().launches_capacity &&
+                               launches_.reach(lock_, (header().num_launches + 1) * sizeof(LaunchEntry));
         const uint64_t at = has_entry && events.offset && roles.offset ? allocate_region(bytes) : 0;
         if (at == 0) {
             ++header().launches_refused;
@@ -262,7 +269,9 @@ struct tk_host {
 
     void add(SampleKind kind, uint32_t round, uint32_t initiator, uint32_t responder, const int64_t (&times)[4]) {
         const std::lock_guard<std::mutex> guard(mutex_);
-        if (header().num_samples == header().samples_capacity) {
+        const bool has_room = header().num_samples < header().samples_capacity &&
+                              samples_.reach(lock_, (header().num_samples + 1) * sizeof(ClockSample));
+        if (!has_room) {
             ++header().samples_lost;
             return;
         }
@@ -272,6 +281,12 @@ struct tk_host {
         __atomic_store_n(&header().num_samples, header().num_samples + 1, __ATOMIC_RELEASE);
     }
 
+    // All of the arena; nullptr where /dev/shm has no room for it.
+    void* whole_arena() {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        return arena_.reach(lock_, header().arena_bytes) ? place<char>(header().arena_offset) : nullptr;
+    }
+    int64_t anchor_ns() const { return anchor_ns_; }
     SegmentHeader& header() { return *place<SegmentHeader>(0); }
     template <class T>
     T* place(uint64_t offset) {
@@ -284,23 +299,53 @@ private:
         uint32_t bytes;
     };
 
-    // Makes the segment's file, whose pages are all there: a full /dev/shm would end the process later.
+    // A part of the file that grows: a store to a page that a full /dev/shm cannot give would end the process.
+    class Part {
+    public:
+        Part() = default;
+        Part(uint64_t offset, uint64_t bytes) : offset_(offset), bytes_(bytes) {}
+
+        // Whether the pages of its first `bytes` are there now. Some more are taken with them, where there is room.
+        bool reach(int file, uint64_t bytes) {
+            for (const uint64_t upto : {std::min(bytes + kAtOnce, bytes_), bytes}) {
+                if (bytes <= reached_) return true;
+                if (posix_fallocate(file, offset_ + reached_, upto - reached_) == 0) reached_ = upto;
+            }
+            return bytes <= reached_;
+        }
+
+    private:
+        static constexpr uint64_t kAtOnce = 1 << 18;
+
+        uint64_t offset_ = 0, bytes_ = 0, reached_ = 0;
+    };
+
+    // Makes the segment's file, as large as it may become.
     void map(const std::string& path, const SegmentHeader& header) {
+        unlink(path.c_str());  // of a process that had this number, and died here
         const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        require(file >= 0, path + ": " + std::strerror(errno) + "; each run needs a name that none had before");
+        require(file >= 0, path + ": " + std::strerror(errno));
+        launches_ = {header.launches_offset, header.launches_capacity * sizeof(LaunchEntry)};
+        samples_ = {header.samples_offset, header.samples_capacity * sizeof(ClockSample)};
+        arena_ = {header.arena_offset, header.arena_bytes};
         const auto size = static_cast<off_t>(header.total_bytes);
-        const int problem = ftruncate(file, size) ? errno : posix_fallocate(file, 0, size);
+        int problem = ftruncate(file, size) ? errno : posix_fallocate(file, 0, header.launches_offset);
+        if (problem == 0 && !arena_.reach(file, header.arena_cursor)) problem = ENOSPC;
         void* memory = problem ? MAP_FAILED : mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         ::close(file);
         if (memory == MAP_FAILED) unlink(path.c_str());
         require(memory != MAP_FAILED,
-                path + ": no room for " + std::to_string(size) + " bytes (" + std::strerror(problem ? problem : errno) +
-                    "); lower max_bytes, or make /dev/shm larger");
+                path + ": no room (" + std::strerror(problem ? problem : errno) + "); make /dev/shm larger");
         memory_ = static_cast<char*>(memory);
-        lock_ = own(path);
-        const std::string why = path + ": cannot be locked (" + std::strerror(errno) + ")";
-        if (lock_ < 0) unlink(path.c_str());
-        require(lock_ >= 0, why);
+    }
+
+    // Gives the segment its name. It has its owner by then: nobody takes it for one that a dead rank left.
+    void publish(const std::string& unfinished, const std::string& path) {
+        lock_ = own(unfinished);
+        const bool is_published = lock_ >= 0 && link(unfinished.c_str(), path.c_str()) == 0;
+        const std::string why = path + ": " + std::strerror(errno);
+        unlink(unfinished.c_str());
+        require(is_published, why + (lock_ < 0 ? "" : "; each run needs a name that none had before"));
     }
 
     static std::string find_wrong(const tk_host_kernel& kernel) {
@@ -319,7 +364,7 @@ private:
     // Offset of so many bytes of the arena; 0: no room.
     uint64_t allocate(uint64_t bytes) {
         const uint64_t at = header().arena_cursor;
-        if (align_up(bytes) > header().arena_bytes - at) return 0;
+        if (align_up(bytes) > header().arena_bytes - at || !arena_.reach(lock_, at + align_up(bytes))) return 0;
         header().arena_cursor = at + align_up(bytes);
         return header().arena_offset + at;
     }
@@ -357,21 +402,28 @@ private:
         entry.epoch = epoch;
         entry.sequence = num_launches_[kernel.name]++;
         entry.launch_idx = entry.order = static_cast<uint32_t>(header().num_launches);
-        entry.host_ns = static_cast<uint64_t>(wall_clock_ns());
+        entry.host_ns = static_cast<uint64_t>(monotonic_ns() + anchor_ns_);
     }
 
     void sample_host_clock(uint32_t round) {
         const SimulatedClock clock;
         for (int i = 0; i < kBrackets && !is_gpu_; ++i) {
-            const int64_t before = wall_clock_ns(), ticks = static_cast<int64_t>(clock.read());
-            add(SampleKind::host_bracket, round, options_.rank, options_.rank, {before, ticks, ticks, wall_clock_ns()});
+            const int64_t before = monotonic_ns(), ticks = static_cast<int64_t>(clock.read());
+            const int64_t after = monotonic_ns() + anchor_ns_;
+            add(SampleKind::host_bracket,
+                round,
+                options_.rank,
+                options_.rank,
+                {before + anchor_ns_, ticks, ticks, after});
         }
     }
 
     const tk_host_options options_;  // of its texts only `run`, while it opens
     const bool is_gpu_;
+    const int64_t anchor_ns_ = read_anchor_ns();
     char* memory_ = nullptr;
-    int lock_ = -1;
+    int lock_ = -1;  // the file, open as long as this is its owner
+    Part launches_, samples_, arena_;
     std::mutex mutex_;
     std::map<std::string, Text> texts_;
     std::map<std::string, uint32_t> num_launches_;
@@ -393,8 +445,9 @@ uint64_t tk_host_launch(tk_host* host, const tk_host_kernel* kernel, uint32_t ep
 }
 
 void* tk_host_memory(tk_host* host, uint64_t* num_bytes) {
-    *num_bytes = host ? host->header().arena_bytes : 0;
-    return host ? host->place<char>(host->header().arena_offset) : nullptr;
+    void* memory = host ? host->whole_arena() : nullptr;
+    *num_bytes = memory ? host->header().arena_bytes : 0;
+    return memory;
 }
 
 void* tk_host_fault(tk_host* host) {
@@ -410,7 +463,8 @@ void tk_host_clock_sample(tk_host* host,
                           int64_t t2,
                           int64_t t3) {
     const SampleKind kind = initiator == responder ? SampleKind::host_bracket : SampleKind::ping_pong;
-    if (host) host->add(kind, round, initiator, responder, {t0, t1, t2, t3});
+    const int64_t anchor = kind == SampleKind::host_bracket && host ? host->anchor_ns() : 0;
+    if (host) host->add(kind, round, initiator, responder, {t0 + anchor, t1, t2, t3 + anchor});
 }
 
 void tk_host_close(tk_host* host) {

@@ -24,7 +24,7 @@ typedef struct tk_host_options {
     const char* run;       /* the same on all ranks, and none had it before: letters, digits, '-' and '_' */
     uint32_t rank;
     uint32_t num_ranks;         /* (1) */
-    uint64_t max_bytes;         /* of shared memory for this rank's records, taken when it opens (64 MiB) */
+    uint64_t max_bytes;         /* of shared memory for this rank's records, taken as they come (64 MiB) */
     uint32_t records_per_track; /* (1024) */
     uint32_t max_launches;      /* (4096) */
     const char* stages;         /* names of kernels in fault records, from CommArgs::first_stage 0 on (none) */
@@ -51,17 +51,17 @@ tk_host* tk_host_open(const tk_host_options* options);
  * launch. The number is valid until tk_host_close(). */
 uint64_t tk_host_launch(tk_host* host, const tk_host_kernel* kernel, uint32_t epoch);
 
-/* The memory that kernels write to, of whole pages. A GPU's host lets the device write there first (cudaHostRegister),
- * and the address has to be the same on the device. */
+/* The memory that kernels write to, of whole pages, which takes all of max_bytes; NULL without room for it. A GPU's
+ * host lets the device write there first (cudaHostRegister), and the address has to be the same on the device. */
 void* tk_host_memory(tk_host* host, uint64_t* num_bytes);
 
 /* For CommArgs::fault: where the first wait that gives up says what it waited for. */
 void* tk_host_fault(tk_host* host);
 
 /* A clock sample of a GPU; the host's clock is sampled by open and close. rounds are counted from 0 on all ranks.
- * initiator == responder: t1 = t2 is the device's clock, read between t0 and t3 of CLOCK_REALTIME. Else a round trip of
- * two GPUs: sent and received at t0 and t3 of the initiator's clock, answered at t1 = t2 of the other's. GPUs are put
- * on one time axis by round trips of two rounds or more, best before the first launch and behind the last. */
+ * initiator == responder: t1 = t2 is the device's clock, read between t0 and t3 of CLOCK_MONOTONIC. Else a round trip
+ * of two GPUs: sent and received at t0 and t3 of the initiator's clock, answered at t1 = t2 of the other's. GPUs are
+ * put on one time axis by round trips of two rounds or more, best before the first launch and behind the last. */
 void tk_host_clock_sample(tk_host* host,
                           uint32_t round,
                           uint32_t initiator,

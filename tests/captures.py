@@ -122,7 +122,7 @@ def write_capture(directory: Path, spec: CaptureSpec) -> Path:
         segment = fill_segment(spec, rank)
         packed_ns = START_NS + spec.launches * spec.groups * GROUP_NS + 10**6
         try:
-            with mock.patch("tracekern.segment.pack.time", SimpleNamespace(time_ns=lambda at=packed_ns: at)):
+            with mock.patch("tracekern.segment.pack.time", SimpleNamespace(monotonic_ns=lambda at=packed_ns: at)):
                 write_dump(directory / fmt.dump_file_name(rank), segment)
         finally:
             segment.unlink()

@@ -50,7 +50,7 @@ def test_ranks_of_torch_distributed_make_one_capture(tmp_path: Path):
     for rank in range(3):
         samples = read_dump(tmp_path / f"rank_{rank:05d}.tkdump").clock_samples()
         assert set(samples["round_idx"].tolist()) == {0, 1}, "clocks are sampled when it opens and when it closes"
-        assert set(samples["kind"].tolist()) == {SampleKind.HOST_BRACKET}, "all read the clock of the host"
+        assert SampleKind.PING_PONG not in samples["kind"].tolist(), "all read the clock of the host"
     assert {(rank.clock.hard_ns, rank.clock.anchor_ticks) for rank in timeline.ranks} == {
         (0.0, timeline.ranks[0].clock.anchor_ticks)
     }

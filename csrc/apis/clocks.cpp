@@ -29,14 +29,14 @@ py::array_t<int64_t> map_times(uint64_t seed, int rank, int64_t t0_ns, const Int
     return result;
 }
 
-// [count, 3]: wall clock ns, device ticks, wall clock ns.
+// [count, 3]: CLOCK_MONOTONIC ns, device ticks, CLOCK_MONOTONIC ns.
 py::array_t<int64_t> read_brackets(const CpuCommunicator& comm, py::ssize_t count) {
     py::array_t<int64_t> result({count, py::ssize_t{3}});
     auto rows = result.mutable_unchecked<2>();
     for (py::ssize_t i = 0; i < count; ++i) {
-        rows(i, 0) = wall_clock_ns();
+        rows(i, 0) = monotonic_ns();
         rows(i, 1) = static_cast<int64_t>(comm.clock().read());
-        rows(i, 2) = wall_clock_ns();
+        rows(i, 2) = monotonic_ns();
     }
     return result;
 }

@@ -122,8 +122,9 @@ void register_layout(py::module_& module) {
     layout["launch_entry_bytes"] = sizeof(LaunchEntry);
     layout["clock_sample"] = clock_sample_offsets();
     layout["clock_sample_bytes"] = sizeof(ClockSample);
-    layout["sample_kinds"] =
-        py::make_tuple(static_cast<uint32_t>(SampleKind::ping_pong), static_cast<uint32_t>(SampleKind::host_bracket));
+    layout["sample_kinds"] = py::make_tuple(static_cast<uint32_t>(SampleKind::ping_pong),
+                                            static_cast<uint32_t>(SampleKind::host_bracket),
+                                            static_cast<uint32_t>(SampleKind::wall_clock));
     layout["track_header"] = track_header_offsets();
     layout["track_header_bytes"] = sizeof(TrackHeader);
     layout["launch_descriptor"] = launch_descriptor_offsets();

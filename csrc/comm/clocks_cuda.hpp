@@ -9,7 +9,7 @@
 
 namespace tracekern {
 
-using Bracket = std::array<int64_t, 3>;  // CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after
+using Bracket = std::array<int64_t, 3>;  // CLOCK_MONOTONIC ns before, device ticks, CLOCK_MONOTONIC ns after
 
 // A GPU's clock, read on a stream of its own: no other stream's kernels are waited for, and a graph that another thread
 // captures meanwhile stays whole.
@@ -28,13 +28,13 @@ public:
         LaunchSize size{1, 1};
         launch_kernel(host_clock_kernel(), {1, kLanes, 0, stream_.handle()}, {&mailbox, &count, &timeout_ns, &size});
         std::vector<Bracket> brackets;
-        int64_t deadline = wall_clock_ns() + kStartTimeoutNs;
+        int64_t deadline = monotonic_ns() + kStartTimeoutNs;
         for (uint64_t next = 1; next <= count; ++next) {
-            const int64_t before = wall_clock_ns();
+            const int64_t before = monotonic_ns();
             __atomic_store_n(&mailbox->request, next, __ATOMIC_RELEASE);
             const uint64_t old = brackets.empty() ? 0 : static_cast<uint64_t>(brackets.back()[1]);
             const uint64_t seen = next_stamp(*mailbox, old, deadline);
-            const int64_t after = wall_clock_ns();
+            const int64_t after = monotonic_ns();
             if (seen == old) break;
             if (next == 1) deadline = after + static_cast<int64_t>(timeout_ns);
             brackets.push_back({before, static_cast<int64_t>(seen), after});
@@ -76,9 +76,9 @@ private:
     // device is lost: a trap of any kernel ends this one, too, which then never answers.
     uint64_t next_stamp(const HostClockMailbox& mailbox, uint64_t old, int64_t deadline) const {
         uint64_t seen = 0;
-        int64_t ask_at = wall_clock_ns() + kAskEveryNs;
+        int64_t ask_at = monotonic_ns() + kAskEveryNs;
         while ((seen = __atomic_load_n(&mailbox.stamp, __ATOMIC_ACQUIRE)) == old) {
-            const int64_t now = wall_clock_ns();
+            const int64_t now = monotonic_ns();
             if (now >= deadline) break;
             if (now < ask_at) continue;
             if (stream_.is_idle_within(0)) return __atomic_load_n(&mailbox.stamp, __ATOMIC_ACQUIRE);

@@ -410,6 +410,8 @@ PYBIND11_MODULE(_fabric, module) {
         [](double timeout_s) { return UserThread::have_all_ended(to_ns(timeout_s)); },
         Unlocked());
     module.def("describe_events", &describe_events<TransferEvent>);
+    module.def("anchor_host_time",
+               [](int64_t anchor_ns) { host_anchor_ns.store(anchor_ns, std::memory_order_relaxed); });
     // [(provider, source, fabric, bits a second or 0)] of those providers that are here.
     module.def("find_nets", [](const std::string& library, const std::vector<std::string>& providers) {
         py::list nets;

@@ -1,4 +1,4 @@
-// Records of an engine: tracks of a capture that its threads write, in the wall clock of the host.
+// Records of an engine: tracks of a capture that its threads write, in host time.
 //
 // A capture reserves one region for an engine, as for a launch. The worker writes all tracks but one; threads that wait
 // share that one, under a mutex. Tracing never fails a transfer: what finds no room is counted by the recorder.
@@ -21,6 +21,13 @@
 
 namespace tracekern {
 
+// Of host time (tracekern/host_clock.py), which engines of several hosts compare.
+inline std::atomic<int64_t> host_anchor_ns{read_anchor_ns()};
+
+inline SimulatedClock host_time() {
+    return {.anchor_ns = host_anchor_ns.load(std::memory_order_relaxed)};
+}
+
 // One track of a region, whose writer is a thread of the host.
 class HostTrack {
 public:
@@ -30,12 +37,13 @@ public:
         : warp_(block_, 0, 1, track, num_tracks), recorder_(open(launch, warp_, track)) {}
     HostTrack(const HostTrack&) = delete;
     ~HostTrack() {
-        current_clock = &kWallClock;  // of the track's end
+        const SimulatedClock clock = host_time();
+        current_clock = &clock;  // of the track's end
         recorder_.reset();
         current_clock = &kHostClock;
     }
 
-    static uint64_t now() { return kWallClock.read(); }
+    static uint64_t now() { return host_time().read(); }
 
     // A span that has begun, and when.
     struct Open {
@@ -78,7 +86,8 @@ private:
     }
 
     static std::unique_ptr<Rec> open(const LaunchDescriptor& launch, const Warp& warp, uint32_t track) {
-        current_clock = &kWallClock;
+        const SimulatedClock clock = host_time();
+        current_clock = &clock;
         auto recorder = std::make_unique<Rec>(Rec::Args{launch}, warp, track);
         current_clock = &kHostClock;
         return recorder;

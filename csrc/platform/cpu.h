@@ -35,7 +35,6 @@ struct PerLane {
 // one ----
 
 inline constexpr SimulatedClock kHostClock{};
-inline constexpr SimulatedClock kWallClock{.source = CLOCK_REALTIME};  // of threads of the host that record
 inline thread_local const SimulatedClock* current_clock = &kHostClock;
 
 inline uint64_t read_clock() {

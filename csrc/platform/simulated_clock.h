@@ -27,7 +27,7 @@ struct SimulatedClock {
     double wander = 0;
     double wander_phase = 0;
     double cycles_per_ns = kCyclesPerNs;
-    clockid_t source = CLOCK_MONOTONIC;  // what is host time to it
+    int64_t anchor_ns = 0;  // what it adds to host_now_ns()
 
     // Seed 0 is the host's clock itself, in ticks of 32 ns. All ranks of a run share seed and t0_ns.
     static SimulatedClock draw(uint64_t seed, int rank, int64_t t0_ns) {
@@ -44,7 +44,7 @@ struct SimulatedClock {
     }
 
     // CLOCK_MONOTONIC: one clock for all processes of a host, and no step of the wall clock can turn it back.
-    static int64_t host_now_ns() { return host_clock_ns(CLOCK_MONOTONIC); }
+    static int64_t host_now_ns() { return monotonic_ns(); }
 
     // The clock's value, before it is cut to ticks. Never falls as host_ns grows.
     int64_t device_ns(int64_t host_ns) const {
@@ -63,7 +63,7 @@ struct SimulatedClock {
         return static_cast<uint64_t>(device_ns(host_ns)) / kResolutionTicks * kResolutionTicks;
     }
 
-    uint64_t read() const { return ticks_at(host_clock_ns(source)); }
+    uint64_t read() const { return ticks_at(host_now_ns() + anchor_ns); }
 
     // The cycle counter of the core: another rate, another zero, and no coarse ticks.
     uint64_t read_cycles() const { return static_cast<uint64_t>(static_cast<double>(host_now_ns()) * cycles_per_ns); }

@@ -98,7 +98,7 @@ struct ClockSample {
 
 inline constexpr char kSegmentMagic[] = "TKSEGMT1";
 enum class SegmentState : uint32_t { open = 1, closed = 2 };
-enum class SampleKind : uint32_t { ping_pong = 1, host_bracket = 2 };
+enum class SampleKind : uint32_t { ping_pong = 1, host_bracket = 2, wall_clock = 3 };
 // Of regions, and of what stands between them in the arena.
 constexpr uint64_t kSegmentAlignment = 64;
 // Of a multiple of 4 GiB no region takes the bytes in front: the count of a full track stays there.

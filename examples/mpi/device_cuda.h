@@ -63,8 +63,8 @@ public:
     // All ranks together, with their GPUs idle: one pair at a time.
     void sample_clocks(tk_host* host, uint32_t round) {
         for (int i = 0; i < 50; ++i) {
-            const int64_t before = wall_clock_ns(), ticks = static_cast<int64_t>(*read(1));
-            tk_host_clock_sample(host, round, place_.rank, place_.rank, before, ticks, ticks, wall_clock_ns());
+            const int64_t before = monotonic_ns(), ticks = static_cast<int64_t>(*read(1));
+            tk_host_clock_sample(host, round, place_.rank, place_.rank, before, ticks, ticks, monotonic_ns());
         }
         for (uint32_t first = 0, epoch = 1; first < place_.num_ranks; ++first) {
             for (uint32_t second = first + 1; second < place_.num_ranks; ++second, ++epoch) {

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.comm.device import HostDevice, HostMemory, host_clock_id
+from tracekern.comm.device import HostDevice, HostMemory
 from tracekern.comm.heap import SymmetricHeap
 from tracekern.errors import BadInput
+from tracekern.host_clock import host_clock_id
 
 if TYPE_CHECKING:
     from tracekern.segment.writer import SegmentWriter

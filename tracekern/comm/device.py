@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.comm.node import machine_id
 from tracekern.errors import BadInput
+from tracekern.host_clock import host_clock_id
 
 if TYPE_CHECKING:
     from tracekern.comm.group import Group
@@ -36,7 +35,7 @@ class DeviceClock(Protocol):
         """Returns the clock's current value in ticks."""
 
     def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
-        """Returns brackets, [count, 3]: CLOCK_REALTIME ns before, device ticks, CLOCK_REALTIME ns after."""
+        """Returns brackets, [count, 3]: CLOCK_MONOTONIC ns before, device ticks, CLOCK_MONOTONIC ns after."""
 
 
 class HeapPeers(Protocol):
@@ -157,13 +156,6 @@ class CaptureDevice(Protocol):
         """Returns one line that says why this process can no longer use the device; "" while it can."""
 
 
-def host_clock_id() -> str:
-    """Returns a text that is equal for processes that read the same CLOCK_MONOTONIC; "" if that is not known."""
-    time_namespace, machine = Path("/proc/self/ns/time"), machine_id()
-    offset = time_namespace.stat().st_ino if time_namespace.exists() else 0
-    return f"host {machine} {offset}" if machine else ""
-
-
 class HostClock:
     """The host's clock, in steps as coarse as a GPU's."""
 
@@ -183,7 +175,7 @@ class HostClock:
         return time.monotonic_ns() & ~31
 
     def read_brackets(self, count: int) -> npt.NDArray[np.int64]:
-        rows = [(time.time_ns(), self.read_ticks(), time.time_ns()) for _ in range(count)]
+        rows = [(time.monotonic_ns(), self.read_ticks(), time.monotonic_ns()) for _ in range(count)]
         return np.array(rows, np.int64).reshape(count, 3)
 
 

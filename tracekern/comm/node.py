@@ -13,17 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekern.files import mark_file
+from tracekern.host_clock import machine_id
 from tracekern.segment.names import SHM_DIR, open_segment
 
 if TYPE_CHECKING:
     from tracekern.comm.group import Group
-
-
-def machine_id() -> str:
-    """Returns a text that is equal for processes of one running kernel; "" if that is not known."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 def descriptor_reach() -> str:

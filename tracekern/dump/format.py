@@ -74,6 +74,7 @@ STATE_NAMES = {SegmentState.OPEN: "salvaged", SegmentState.CLOSED: "closed", Seg
 class SampleKind(enum.IntEnum):
     PING_PONG = 1
     HOST_BRACKET = 2
+    WALL_CLOCK = 3
 
 
 NAME_BYTES = 95
@@ -92,7 +93,7 @@ ENTRY_IN_GRAPH = 4
 ENTRY_MIRRORED = 8
 """Recorded in device memory; the region in the arena is filled when the mirror is collected."""
 ENTRY_BY_HOST = 16
-"""No launch: its tracks are written by threads of the host, in CLOCK_REALTIME. A dump's `by_host` says so."""
+"""No launch: its tracks are written by threads of the host, in host time. A dump's `by_host` says so."""
 HOST_CLOCK = {"ticks_per_second": 10**9, "resolution_ticks": 32, "shift": 5}
 """That of such tracks."""
 
@@ -172,7 +173,7 @@ LAUNCH_ENTRY = np.dtype(
         ("roles_bytes", "<u4"),
         ("generation", "<u4"),  # the descriptor's
         ("order", "<u4"),  # launches that started before it; of a graph's region, before it was reserved
-        ("host_ns", "<u8"),  # CLOCK_REALTIME when the host asked for it, before the kernel's launch; 0 in a graph
+        ("host_ns", "<u8"),  # host time when the host asked for it, before the kernel's launch; 0 in a graph
         ("waited_ns", "<u4"),  # how long the host waited for its region to be reserved
         ("reserved", "V36"),
         ("key", "S96"),
@@ -226,7 +227,7 @@ SEGMENT_HEADER = np.dtype(
         ("leaving", "<u8"),  # 1: this rank closes its capture, 2: with an error, or without its device
         ("collected", "<u8"),  # 1: the arena holds what was recorded in device memory
         ("saved", "<u8"),  # 1: its dump was written when it closed; a later capture may have replaced it
-        ("died_ns", "<u8"),  # CLOCK_REALTIME when its process was seen to end before it closed; 0: not known
+        ("died_ns", "<u8"),  # host time when its process was seen to end before it closed; 0: not known
         ("failed", "<u8"),  # 1: recording failed and was given up: launches_refused counts those after that, too
         ("fault_bytes", "<u8"),  # of the fault record; 0: 64
         ("reserved", "V8"),

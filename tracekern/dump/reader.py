@@ -77,13 +77,13 @@ class LaunchSection:
     shared_tracks: int = 0
     """Number of tracks that more than one recorder wrote to."""
     host_ns: int = 0
-    """CLOCK_REALTIME when the host asked for the launch, before its kernel was launched; 0: not known."""
+    """Host time when the host asked for the launch, before its kernel was launched; 0: not known."""
     waited_ns: int = 0
     """How long the host waited for the launch's region to be reserved."""
     key: str = ""
     """What the program calls the launch."""
     by_host: int = 0
-    """1: no launch; threads of the host wrote its tracks, in CLOCK_REALTIME."""
+    """1: no launch; threads of the host wrote its tracks, in host time."""
 
     @staticmethod
     def entry_keys() -> list[str]:

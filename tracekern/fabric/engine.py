@@ -24,6 +24,7 @@ from tracekern.fabric.requests import (
     ScatterSlice,
 )
 from tracekern.fabric.stale import remove_stale_segments
+from tracekern.host_clock import anchor
 
 if TYPE_CHECKING:
     import torch
@@ -343,6 +344,7 @@ class TransferEngine:
         if self._traced_by is not None:
             raise BadInput("traced: the engine records into another capture; wanted one at a time")
         self._traced_by = capture
+        native().anchor_host_time(anchor().ns)
         try:
             for group in self.groups:
                 tracks = capture.host_tracks("transfers", native().describe_events(), group._track_names(), records)

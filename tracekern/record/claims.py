@@ -14,6 +14,7 @@ from tracekern.dump import format as fmt
 from tracekern.dump.reader import peek_metadata
 from tracekern.errors import BadInput
 from tracekern.files import host_of_processes
+from tracekern.host_clock import Moment, describe_host_clock, host_ns
 
 ADVICE = "choose another directory, or set RANK and WORLD_SIZE where both are ranks of one run"
 _OVERLAP_NS = 100_000_000
@@ -51,7 +52,9 @@ def refuse_second_claim(dump: Path) -> None:
     is_related = os.getpid() in ancestors or metadata.get("pid") in ours["ancestors"]
     if theirs.get("host") == ours["host"] and is_related:
         return
-    if metadata["packed_ns"] > _started_ns() + _OVERLAP_NS:
+    started = Moment.of({"host_clock": describe_host_clock()}, _started_ns())
+    packed = Moment.of(metadata, metadata["packed_ns"])
+    if started.is_before(packed, _OVERLAP_NS):
         raise BadInput(
             f"{dump.parent}: process {metadata.get('pid')} left rank {metadata['rank']} of {metadata['num_ranks']} "
             f"there while this one ran; {ADVICE}"
@@ -59,9 +62,9 @@ def refuse_second_claim(dump: Path) -> None:
 
 
 def _started_ns() -> int:
-    """Returns when this process started, in ns of CLOCK_REALTIME."""
+    """Returns when this process started, in host time."""
     since_boot = int(_stat_of(os.getpid())[_STARTED]) * 10**9 // os.sysconf("SC_CLK_TCK")
-    return time.time_ns() - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - since_boot)
+    return host_ns() - (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - since_boot)
 
 
 def _stat_of(pid: int) -> list[str]:

@@ -26,6 +26,7 @@ from tracekern.comm.node import share_segments
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
 from tracekern.errors import PeerLost, one_line
+from tracekern.host_clock import Anchor, anchor, host_ns
 from tracekern.record.sampling_schedule import SamplingSchedule
 from tracekern.segment.view import SegmentView
 from tracekern.segment.writer import SegmentWriter
@@ -91,8 +92,11 @@ class ClockSampler:
         """Takes one round of samples. Raises PeerLost if a rank does not take part in time."""
         round_idx, rank = self._next_round, self._rank
         self._next_round += 1
-        brackets = self._clock.read_brackets(NUM_BRACKETS)
-        self._append(_rows(SampleKind.HOST_BRACKET, round_idx, rank, rank, brackets[:, [0, 1, 1, 2]]))
+        ahead = anchor()  # ranks of one machine share host time, but for the doubt of their anchors
+        host_time = np.array([ahead.ns - ahead.doubt_ns, 0, ahead.ns + ahead.doubt_ns])
+        brackets = self._clock.read_brackets(NUM_BRACKETS) + host_time
+        for kind, stamps in ((SampleKind.HOST_BRACKET, brackets), (SampleKind.WALL_CLOCK, _read_wall_clock())):
+            self._append(_rows(kind, round_idx, rank, rank, stamps[:, [0, 1, 1, 2]]))
         if self._link is None:
             return
         try:
@@ -162,6 +166,12 @@ class _Link:
 
     def barrier(self) -> None:
         self._dist.monitored_barrier(self._group, timeout=self._timeout)
+
+
+def _read_wall_clock() -> Int64:
+    """Returns the wall clock between two readings of host time, [1, 3]."""
+    found, now_ns = Anchor.read(), host_ns()
+    return np.array([[now_ns - found.doubt_ns, now_ns + found.ns - anchor().ns, now_ns + found.doubt_ns]])
 
 
 def _ask_over(link: _Link, peer: int, clock: DeviceClock) -> Int64:

@@ -170,7 +170,7 @@ def keep(segment: SegmentWriter, link: socket.socket, mirror: Any) -> None:
             segment.header["collected"] = 1
             link.sendall(b"done\n")
     if int(segment.header["state"]) != fmt.SegmentState.CLOSED:
-        segment.header["died_ns"] = time.time_ns()
+        segment.header["died_ns"] = time.monotonic_ns() + segment.anchor_ns
         if not int(segment.header["collected"]):
             collect()
             segment.header["collected"] = 1

@@ -187,7 +187,7 @@ def _metadata(
     only_counted = counted and not (launches or num_lost or segment.header["launches_refused"])
     only_live = ("directory", "fault_names")
     metadata = {key: value for key, value in segment.metadata.items() if key not in only_live} | {
-        "packed_ns": time.time_ns(),
+        "packed_ns": time.monotonic_ns() + segment.anchor_ns,
         "died_ns": int(segment.header["died_ns"]),
         "state": fmt.STATE_NAMES[fmt.SegmentState(int(segment.header["state"]))],
         "fault": fault,

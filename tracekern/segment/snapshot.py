@@ -54,7 +54,7 @@ def copy_as_it_stands(segment: SegmentView) -> SegmentWriter:
     The rank runs on meanwhile; a host span marks when the copy began. A region that the rank gives to a later launch
     while it is copied is copied again; after a few tries that launch is left out.
     """
-    began_ns = time.time_ns()
+    began_ns = time.monotonic_ns() + segment.anchor_ns
     runs = _runs(segment)
     reads_device = False
     if not runs:

@@ -83,6 +83,11 @@ class SegmentView:
         return self._json(offset, length)  # type: ignore[no-any-return]
 
     @property
+    def anchor_ns(self) -> int:
+        """What its rank adds to CLOCK_MONOTONIC for host time (tracekern/host_clock.py)."""
+        return int(self.metadata.get("host_clock", {}).get("anchor_ns", 0))  # 0: of an earlier version
+
+    @property
     def footprint_bytes(self) -> int:
         """Bytes of the segment in use, without the mirror and what is reserved beyond them."""
         parts = (("launches", fmt.LAUNCH_ENTRY), ("samples", fmt.CLOCK_SAMPLE), ("host_spans", fmt.HOST_SPAN))

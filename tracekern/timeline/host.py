@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.dump.format import MAX_NS, torch_profile_file_name
+from tracekern.dump.format import MAX_NS, SampleKind, torch_profile_file_name
 from tracekern.dump.reader import Dump
 from tracekern.dump.torch_profile import LANE_PREFIX, STREAM_PREFIX, Row, read_profile
 from tracekern.errors import BadInput
-from tracekern.formatting import count
+from tracekern.formatting import count, duration
 from tracekern.timeline.clocks.host import apply_host, bracket_rows
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.model import EventClass, EventType, Int64, Problem, Spans, Timeline, Track, TrackKind
 
 _SLACK_NS = 10**9
 """How far outside the capture an event may lie: profilers turn their own clock into wall time, some ms off."""
+_LEAST_STEP_NS = 10_000
+"""Smaller steps of the wall clock harm no lane that is in wall time."""
 _LONGEST_UP_NS = 10 * 365 * 86400 * 10**9
 """No host, and no profiler, has been up for longer: times below are not since 1970."""
 _Times = tuple[int, int]
@@ -29,7 +31,7 @@ _HOST_EVENT = EventType("host", EventClass.HOST, "completion")
 
 @dataclass(frozen=True)
 class HostLane:
-    """One thread, or stream by CUPTI: [n] spans in CLOCK_REALTIME ns, sorted by (start, -end)."""
+    """One thread, or stream by CUPTI: [n] spans in ns of host time, sorted by (start, -end)."""
 
     name: str
     start: Int64
@@ -49,7 +51,7 @@ def read_lanes(
     lanes = {dump.rank: host_lanes(dump) for dump in dumps}
     dump_of = {dump.rank: dump for dump in dumps}
     rank_of_file: dict[Path, int] = {}
-    problems = []
+    problems = [problem for dump in dumps for problem in wall_clock_steps(dump)]
     for rank, path in profiles:
         if rank not in lanes:
             raise BadInput(f"{path}: is for rank {rank}, which this capture does not have; ranks are {sorted(lanes)}")
@@ -73,7 +75,7 @@ def host_lanes(dump: Dump) -> list[HostLane]:
         mine = spans[spans["thread"] == thread]
         labels = [label.decode(errors="replace") for label in mine["name"].tolist()]
         start = mine["start_ns"]
-        end = np.maximum(mine["end_ns"], start)  # the wall clock may have been set back meanwhile
+        end = np.maximum(mine["end_ns"], start)  # an older version took the wall clock, which may have been set back
         lanes.append(_lane("python" if number == 0 else f"python thread {thread}", start, end, labels))
     return lanes
 
@@ -106,7 +108,7 @@ def torch_lanes(path: Path, rank: int, num_ranks: int, capture: _Times) -> tuple
 
 
 def wall_times(dump: Dump) -> tuple[int, int]:
-    """CLOCK_REALTIME ns between which a rank captured: the earliest and the latest that its dump names."""
+    """Host time, in ns, between which a rank captured: the earliest and the latest that its dump names."""
     brackets, ranges = bracket_rows(dump.clock_samples(), dump.rank), dump.host_spans()
     known = [int(dump.metadata["packed_ns"])]
     for rows, names in ((brackets, ("t0", "t3")), (ranges, ("start_ns", "end_ns"))):
@@ -117,11 +119,30 @@ def wall_times(dump: Dump) -> tuple[int, int]:
 
 
 def opened_ns(metadata: Mapping[str, Any]) -> int | None:
-    """CLOCK_REALTIME ns of the second in which a capture opened; None where the dump does not say."""
+    """Host time, in ns, of the second in which a capture opened; None where the dump does not say."""
     try:
         return int(datetime.datetime.fromisoformat(str(metadata.get("created"))).timestamp()) * 10**9
     except (ValueError, OverflowError):
         return None
+
+
+def wall_clock_steps(dump: Dump) -> list[Problem]:
+    """A problem for each time that the wall clock of a rank's host was set, as its clock samples show it."""
+    rows = dump.clock_samples()
+    rows = rows[(rows["kind"] == SampleKind.WALL_CLOCK) & (rows["initiator"] == dump.rank)]
+    ahead, doubt = rows["t1"] - (rows["t0"] + rows["t3"]) // 2, (rows["t3"] - rows["t0"]) // 2
+    problems = []
+    for before in np.flatnonzero(np.abs(np.diff(ahead)) > doubt[1:] + doubt[:-1] + _LEAST_STEP_NS).tolist():
+        step_ns = int(ahead[before + 1] - ahead[before])
+        way = "ahead" if step_ns > 0 else "back"
+        when = _dates((int(rows["t0"][before]), int(rows["t3"][before + 1])), " and ")
+        text = (
+            f"rank {dump.rank}: the wall clock of {dump.metadata['node']} was set {way} by {duration(abs(step_ns))} "
+            f"between {when} UTC, as it stood before; ranges and engines are in place, but later events of "
+            "torch.profiler may be off by that"
+        )
+        problems.append(Problem("warning", "wall_clock_step", dump.rank, -1, text))
+    return problems
 
 
 def _left_out(name: str, rank: int, rows: Sequence[Row], num_kept: int, capture: _Times) -> Problem:
@@ -143,9 +164,9 @@ def _left_out(name: str, rank: int, rows: Sequence[Row], num_kept: int, capture:
     return Problem(severity, "left_out_profile_event", rank, -1, f"rank {rank}: {text}", number)
 
 
-def _dates(times: _Times) -> str:
+def _dates(times: _Times, between: str = " to ") -> str:
     seconds = [min(max(time, 0), MAX_NS) // 10**9 for time in times]
-    return " to ".join(str(datetime.datetime.fromtimestamp(at, datetime.timezone.utc))[:19] for at in seconds)
+    return between.join(str(datetime.datetime.fromtimestamp(at, datetime.timezone.utc))[:19] for at in seconds)
 
 
 def is_torch_lane(track: Track) -> bool:

@@ -176,7 +176,7 @@ class Launch:
     records_overwritten: int = 0
     """Older records that a flight recorder overwrote."""
     host_ns: int = 0
-    """CLOCK_REALTIME of its host when it asked for the launch, before the kernel was launched; 0: not known."""
+    """Host time when its host asked for the launch, before the kernel was launched; 0: not known."""
     waited_ns: int = 0
     """How long its host waited before that for the recorder to make room."""
     key: str = ""
@@ -222,7 +222,7 @@ class ClockFit:
     pieces. Integers: at 1e18 ns a float is 128 ns coarse."""
     host_anchor_ns: tuple[int, ...] = ()
     host_axis_ns: tuple[int, ...] = ()
-    """The same map for CLOCK_REALTIME of the rank's host; empty where nothing relates it to the axis."""
+    """The same map for the time of the rank's host; empty where nothing relates it to the axis."""
     host_hard_ns: float = float("nan")
     """Proven bound of that map where the host's ranks have events."""
     rate_error: float = 0.0
@@ -265,7 +265,7 @@ class Rank:
 
     @property
     def machine(self) -> str:
-        """Equal for ranks of one machine, which share its wall clock, whatever their containers call it."""
+        """Equal for ranks of one machine, which share its time, whatever their containers call it."""
         return str(self.metadata.get("machine") or self.node)
 
     @property

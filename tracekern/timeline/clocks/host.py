@@ -1,4 +1,4 @@
-"""Relates the axis to the wall clocks of the hosts, so that host lanes can be drawn beside device tracks."""
+"""Relates the axis to the time of the hosts, so that host lanes can be drawn beside device tracks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECOND = 10**9
 
 
 def apply_host(fit: ClockFit, wall_ns: Int64) -> Int64:
-    """[n] int64 axis ns of [n] int64 ns of CLOCK_REALTIME; unchanged where nothing relates the two."""
+    """[n] int64 axis ns of [n] int64 ns of host time; unchanged where nothing relates the two."""
     if not fit.host_anchor_ns:
         return wall_ns
     return through_anchors(fit.host_anchor_ns, fit.host_axis_ns, wall_ns)

@@ -31,7 +31,7 @@ _BATCH_RECORDS = 1 << 18
 def decode(dump: Dump) -> Timeline:
     """The Timeline of one rank, unit "ticks"; losses and oddities are in `problems`.
 
-    Tracks of engines are in ns of the host's wall clock. Raises BadInput for a bad event table.
+    Tracks of engines are in ns of the host's time. Raises BadInput for a bad event table.
     """
     return add_engines(_decode_launches(dump.part(by_host=False)), dump.part(by_host=True))
 

@@ -1,6 +1,6 @@
 """Tracks that threads of the host wrote: transfers, writes and waits of transfer engines, which overlap.
 
-Their times are CLOCK_REALTIME of the host. Each track of an engine becomes as many as it takes for no two spans to
+Their times are those of the host. Each track of an engine becomes as many as it takes for no two spans to
 overlap, but where one lies within the other.
 """
 
