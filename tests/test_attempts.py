@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from tests.test_session import launch
 from tracekern.comm.group import Group
 from tracekern.dump.reader import peek_metadata
 from tracekern.launcher.launch import launch_ranks
+from tracekern.record import attempt_choice
+from tracekern.record import session as session_module
+from tracekern.record.attempt_choice import Claim, lock_attempt
 from tracekern.record.session import capture
 from tracekern.timeline.load import load
 
@@ -62,8 +66,7 @@ def test_what_torchrun_starts_again_leaves_the_attempt_before_alone(tmp_path: Pa
 
     lost = re.search(r"lost run (\S+)", ended.stdout)[1]
     assert peek_metadata(directory / "rank_00000.tkdump")["fault"]["cause"] == "timeout"
-    saved = command_line("salvage", lost)
-    assert saved.returncode == 0, saved.stderr
+    assert f"what rank 1 of run {lost} left in shared memory is saved in {directory}" in ended.stderr
     states = [rank.state for rank in load(directory).ranks]
     assert states == ["closed", "salvaged"], "both ranks of the first attempt"
     assert [rank.state for rank in load(directory / "attempt-1").ranks] == ["closed", "closed"]
@@ -130,6 +133,43 @@ def test_what_a_run_left_that_did_not_end_whole_is_replaced_by_no_later_run(
     assert runs_in(tmp_path) == {".": first, "attempt-1": second}
     last = leave(tmp_path, fault=False)
     assert runs_in(tmp_path) == {".": first, "attempt-1": last}
+
+
+def capture_by_name(directory: Path, run_id: str, rank: int, environment: pytest.MonkeyPatch) -> Path:
+    """Captures a rank of two that know each other by the run's name alone. Returns where."""
+    for name, value in (("RANK", rank), ("WORLD_SIZE", 2), ("TRACEKERN_RUN_ID", run_id)):
+        environment.setenv(name, str(value))
+    environment.setattr(session_module, "_num_opened", Counter())  # as in another process
+    with capture(directory, device="cpu", max_bytes=1 << 20) as session:
+        launch(session)
+    session.segment.unlink()  # which its launcher would have done
+    return session.directory
+
+
+def test_ranks_that_know_each_other_by_name_go_to_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One after the other, as of ranks of which the first has ended before the last one opens."""
+    for run_id in ("first", "second", "second"):
+        assert {capture_by_name(tmp_path, run_id, rank, monkeypatch) for rank in (0, 1)} == {tmp_path}
+        assert [rank.state for rank in load(tmp_path).ranks] == ["closed", "closed"]
+    (tmp_path / "rank_00000.tkdump").unlink()  # never ended
+    for run_id in ("third", "fourth"):
+        assert {capture_by_name(tmp_path, run_id, rank, monkeypatch) for rank in (1, 0)} == {tmp_path / "attempt-1"}
+        assert [rank.state for rank in load(tmp_path / "attempt-1").ranks] == ["closed", "closed"]
+
+
+def test_so_they_do_when_they_choose_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Rank 1 has looked when rank 0 begins to replace the earlier run, and then finds that run without an end."""
+    for rank in (0, 1):
+        capture_by_name(tmp_path, "first", rank, monkeypatch)
+    claims = [Claim("second", rank) for rank in (0, 1)]
+    lock, place = lock_attempt(tmp_path, claims[0])
+    begun, looks = attempt_choice._begun, iter([None])
+    monkeypatch.setattr(attempt_choice, "_begun", lambda *given: next(looks, begun(*given)))
+    (tmp_path / "rank_00000.tkdump").unlink()
+    other, theirs = lock_attempt(tmp_path, claims[1])
+    assert theirs == place == tmp_path
+    other.release()
+    lock.release()
 
 
 def test_an_older_attempt_is_not_called_newer(tmp_path: Path):

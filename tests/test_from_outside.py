@@ -196,6 +196,18 @@ def test_record_saves_what_a_killed_process_left(tmp_path: Path, end: str, code:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_programs_of_one_record_capture_side_by_side(tmp_path: Path):
+    (tmp_path / "library.py").write_text(LIBRARY)
+    program = " && ".join(f"{sys.executable} -c 'import library; library.step(\"{name}\")'" for name in "abc")
+    for _ in range(2):
+        ended = record(tmp_path, "sh", "-c", program, PYTHONPATH=os.pathsep.join(map(str, (tmp_path, ROOT))))
+        assert ended.returncode == 0, ended.stderr
+        places = [tmp_path / "out", tmp_path / "out" / "attempt-1", tmp_path / "out" / "attempt-2"]
+        assert [names_in(place) for place in places] == [["a"], ["b"], ["c"]]
+        assert all(f"1 launch of rank 0 -> {place.relative_to(tmp_path)}\n" in ended.stderr for place in places)
+        assert ended.stderr.count("captured, under the same `tracekern record`: this capture goes to ") == 2
+
+
 def test_record_says_what_is_left_where_the_disk_is_full(tmp_path: Path):
     (tmp_path / "full").mkdir()
     program = LIBRARY + "for _ in range(50):\n    step()"

@@ -13,7 +13,7 @@ from tracekern.errors import BadInput
 
 _PREFIX = "TRACEKERN_"
 NAMES = (
-    *("CAPTURE", "CAPTURE_OPTIONS"),
+    *("CAPTURE", "CAPTURE_OPTIONS", "RECORDING"),
     *(
         "FABRIC_CAPTURE",
         "FABRIC_RUN",

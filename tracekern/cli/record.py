@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +39,7 @@ def record(
 
     Ends with the exit code of the program, or with 1 where that is 0 and what was recorded could not be saved.
     """
+    from tracekern.segment.evidence import keeping
     from tracekern.segment.salvage import find_leftovers
 
     chosen: dict[str, Any] = {
@@ -49,11 +50,14 @@ def record(
     _check(output, chosen)
     directory = output.absolute()
     older = {leftover.run_id for leftover in find_leftovers()}
-    began_ns = time.time_ns()
+    recording = secrets.token_hex(8)
     env = {"TRACEKERN_CAPTURE": str(directory), "TRACEKERN_CAPTURE_OPTIONS": json.dumps(chosen)}
-    exit_code = _run(command, env)
-    is_left = _save_rest(directory, [leftover for leftover in find_leftovers() if leftover.run_id not in older])
-    is_there = _tell(output, began_ns)
+    env |= {"TRACEKERN_RECORDING": recording}
+    with keeping(recording):
+        exit_code = _run(command, env)
+        rest = [leftover for leftover in find_leftovers() if leftover.run_id not in older]
+        is_left = _save_rest(directory, rest)
+    is_there = _tell(output, recording, {leftover.run_id for leftover in rest})
     if not is_there and not is_left:
         note(f"{directory}: nothing was recorded: the program never called tracekern.launch(), or its log says why not")
     raise typer.Exit(exit_code or int(is_left))
@@ -117,19 +121,16 @@ def _save_rest(directory: Path, leftovers: list[Leftover]) -> bool:
     return is_left
 
 
-def _tell(directory: Path, began_ns: int) -> bool:
-    """Names what was captured since `began_ns`, and the commands that show it. Returns whether there is something."""
-    from tracekern.dump.reader import peek_metadata
+def _tell(directory: Path, recording: str, saved: Container[str]) -> bool:
+    """Names what this recording captured, and the commands that show it. Returns whether there is something.
 
-    places = [directory, *sorted(directory.glob("attempt-*"))]
+    saved: runs of it that ranks left in shared memory.
+    """
+    from tracekern.dump.attempts import metadata_of, places_in
+
     is_there = False
-    for place in places:  # a fault or a restart makes attempts
-        found = []
-        for dump in sorted(place.glob("rank_*.tkdump")):
-            with contextlib.suppress(BadInput):
-                metadata = peek_metadata(dump)
-                if metadata["packed_ns"] >= began_ns:
-                    found.append(metadata)
+    for _, place in places_in(directory):  # a fault, a restart or another program of the recording makes attempts
+        found = [dump for dump in metadata_of(place) if dump.get("recording") == recording or dump["run_id"] in saved]
         if found:
             is_there = True
             num_launches = sum(len(metadata["launches"]) for metadata in found)

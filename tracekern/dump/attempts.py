@@ -1,7 +1,8 @@
-"""Attempts at a capture: where one goes whose directory holds evidence, and which ones came later.
+"""Attempts at a capture: what was captured beside evidence that stays, and which of it came later.
 
 The dumps of a run with a fault stay where they are, and so do those of a run that did not end whole. What is captured
-afterwards goes to `attempt-1` in that directory, then to `attempt-2`; so does what a launcher starts again.
+afterwards goes to `attempt-1` in that directory, then to `attempt-2` (tracekern/record/attempt_choice.py); so does what
+a launcher starts again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from tracekern.dump.reader import peek_metadata
 from tracekern.errors import BadInput
-from tracekern.formatting import ranks
+from tracekern.host_clock import Moment
 
 _NAME = re.compile(r"attempt-([1-9]\d{0,8})")
 _DUMPS = "rank_*.tkdump"
@@ -24,33 +25,27 @@ def place_of(directory: Path, attempt: int) -> Path:
     return directory / f"attempt-{attempt}" if attempt else directory
 
 
-def choose_attempt(directory: Path, restarts: int, run_id: str = "") -> tuple[int, str]:
-    """Returns the next attempt that would replace no evidence of another run, and why it is not the first.
-
-    restarts: how often the launcher has started the job again.
-    """
-    attempt, why = restarts, ""
-    if restarts:
-        why = f"{directory}: attempt {restarts} of this job is captured into {place_of(directory, restarts)}"
-    while kept := _evidence(before := place_of(directory, attempt), run_id):
-        attempt += 1
-        why = f"{before}: keeps {kept}: this capture goes to {place_of(directory, attempt)}"
-    return attempt, why
+def places_in(directory: Path) -> list[tuple[int, Path]]:
+    """Returns the number and the place of each attempt that has been made into `directory`, in order."""
+    names = os.listdir(directory) if os.path.isdir(directory) and os.access(directory, os.R_OK) else ()
+    numbers = sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
+    return [(number, place_of(directory, number)) for number in (0, *numbers)]
 
 
 def is_attempt_of(directory: Path, place: Path) -> bool:
     """Returns whether a capture in `place`, without links in its path, was meant for `directory`."""
-    return place.parent == directory.resolve() and _NAME.fullmatch(place.name) is not None
+    return place.parent == Path(os.path.realpath(directory)) and _NAME.fullmatch(place.name) is not None
 
 
 def later_attempts(directory: Path) -> list[Path]:
     """Returns the attempts after the one in `directory`, the newest last. What an earlier job left is none of them."""
     own = _NAME.fullmatch(directory.name)
     first, base = (int(own[1]), directory.parent) if own else (0, directory)
-    numbers = sorted(int(found[1]) for place in base.glob("attempt-*") if (found := _NAME.fullmatch(place.name)))
-    later = [place_of(base, number) for number in numbers if number > first]
-    since = _opened(directory) if later else ""
-    return [place for place in later if _opened(place) >= since != ""]
+    later = [place for number, place in places_in(base) if number > first]
+    since = _opened(directory) if later else None
+    if since is None:
+        return []
+    return [place for place in later if (opened := _opened(place)) is not None and not opened.is_before(since)]
 
 
 def describe_later(directory: Path) -> str:
@@ -61,28 +56,8 @@ def describe_later(directory: Path) -> str:
     return f"{len(later)} later {are} beside this one; the newest: {later[-1]}"
 
 
-def _evidence(directory: Path, run_id: str) -> str:
-    """Returns what must not be replaced of runs other than `run_id`: a fault, or what some ranks left; "" for none."""
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for metadata in _metadata_of(directory):
-        if metadata["run_id"] != run_id:
-            runs.setdefault(str(metadata["run_id"]), []).append(metadata)
-    for run, dumps in runs.items():
-        if any(metadata.get("fault") or metadata.get("fault_text") for metadata in dumps):
-            return f"the fault of run {run}"
-    for run, dumps in runs.items():
-        closed = {metadata["rank"] for metadata in dumps if metadata["state"] == "closed"}
-        if open_ranks := sorted(set(range(dumps[0]["num_ranks"])) - closed):
-            return f"what is left of run {run}, which {ranks(open_ranks)} did not end"
-    return ""
-
-
-def _opened(directory: Path) -> str:
-    """Returns when the capture in a directory was opened, in ISO 8601; "" if there is none."""
-    return max((str(metadata["created"]) for metadata in _metadata_of(directory)), default="")
-
-
-def _metadata_of(directory: Path) -> list[dict[str, Any]]:
+def metadata_of(directory: Path) -> list[dict[str, Any]]:
+    """Returns the metadata of the dumps in a directory that can be read."""
     found = []
     for dump in sorted(directory.glob(_DUMPS)) if os.path.isdir(directory) else ():
         try:
@@ -90,3 +65,11 @@ def _metadata_of(directory: Path) -> list[dict[str, Any]]:
         except BadInput:  # of another version, or damaged
             continue
     return found
+
+
+def _opened(directory: Path) -> Moment | None:
+    """Returns when the capture in a directory was opened; None if there is none."""
+    newest = None
+    for moment in map(Moment.of_opening, metadata_of(directory)):
+        newest = moment if newest is None or newest.is_before(moment) else newest
+    return newest

@@ -13,7 +13,7 @@ from tracekern.errors import BadInput, TracekernError
 from tracekern.fabric.engine import TRACED_RECORDS
 from tracekern.launcher.launch import RankExit, launch_ranks, new_run_id
 from tracekern.launcher.watch import Limits
-from tracekern.record.setup import next_attempt
+from tracekern.record.attempt_choice import next_attempt
 
 WORKER = "tracekern.fabric.exchange_worker:main"
 """Function that each rank runs."""

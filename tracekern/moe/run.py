@@ -18,7 +18,7 @@ from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.options import MoeRun
 from tracekern.moe.placement import Placement, place
 from tracekern.moe.reports import PROGRESS, REPORT, RankReport, RunReport
-from tracekern.record.setup import next_attempt
+from tracekern.record.attempt_choice import next_attempt
 
 if TYPE_CHECKING:
     from tracekern.launcher.launch import RankExit

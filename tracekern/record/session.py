@@ -8,10 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
-import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -24,10 +21,12 @@ from tracekern.comm.group import Group
 from tracekern.comm.node import directory_id
 from tracekern.comm.this_thread import this_resident
 from tracekern.dump import format as fmt
-from tracekern.dump.attempts import choose_attempt, place_of
+from tracekern.dump.attempts import place_of
 from tracekern.errors import BadInput, one_line
 from tracekern.formatting import count
+from tracekern.host_clock import host_ns
 from tracekern.record import claims
+from tracekern.record.attempt_choice import Claim, choose_attempt, lock_attempt
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
 from tracekern.record.guard import Guard, OnError
@@ -42,12 +41,13 @@ from tracekern.record.setup import (
     directory_of,
     is_text,
     list_of_names,
+    make_run_id,
     opening_metadata,
-    restarts,
     used_device,
 )
 from tracekern.record.sinks import Sink, SinkChoice
 from tracekern.segment.directory_lock import DirectoryLock
+from tracekern.segment.evidence import make_way
 from tracekern.segment.lacking import lacking_bodies
 from tracekern.segment.manifest import forget_old_capture
 from tracekern.segment.unrecorded import why_refused
@@ -196,6 +196,7 @@ class Capture:
             undo.callback(self.group.close)
             with self.group.in_step():
                 self._guard.raise_again()  # what capture() found on this rank
+                make_way(self.directory, self._about["command"])  # before rank 0 looks for evidence there
             self.run_id, self._one_disk = self._meet()
             self.device = open_device(self._setup.device, self.group)
             with self.group.in_step():  # afterwards all segments exist
@@ -207,8 +208,12 @@ class Capture:
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Opens this rank's part of the capture. `undo` gets the calls that close it again."""
         setup = self._setup
+        if not self.group.is_connected:
+            self._directory_lock, self.directory = lock_attempt(self.directory, self._claim)
+            undo.callback(self._directory_lock.release)
         self._sinks = SinkChoice(setup.sink, self.device.memory.mirror is not None, together=self._is_ring)
         about = opening_metadata(self.run_id, self.group, self.device, self.directory, self._selection.record_format)
+        about |= self._claim.about()
         self.segment = SegmentWriter.create(
             self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans
         )
@@ -375,7 +380,7 @@ class Capture:
         return self._launches.take(kernel, epoch, ahead, key)
 
     def host_tracks(self, name: str, events: str, tracks: Sequence[str], records_per_track: int) -> int:
-        """Reserves tracks that threads of this process write with a Recorder of format span, in CLOCK_REALTIME.
+        """Reserves tracks that threads of this process write with a Recorder of format span, in host time.
 
         Returns the address of their LaunchDescriptor, as of a block with a warp for each; 0 without room. Who writes
         them ends their Recorders before the capture closes. Raises BadInput outside the capture's `with` block.
@@ -484,14 +489,14 @@ class Capture:
             if not is_text(name):
                 raise BadInput(f"range({name!r}): wanted a name")
             is_recorded = self._is_ours(f"range({name!r})")
-        start_ns = time.time_ns()
+        start_ns = host_ns()
         try:
             yield
         finally:
             with self._guard, self._lock:
                 # A capture that is packed already takes no more.
                 if is_recorded and self.segment.is_recording:
-                    self.segment.append_host_span(name, threading.get_native_id(), start_ns, time.time_ns())
+                    self.segment.append_host_span(name, threading.get_native_id(), start_ns, host_ns())
 
     def add_torch_profile(self, profile: Any) -> Path:
         """Adds the lanes of a torch.profiler run to the capture.
@@ -541,9 +546,10 @@ class Capture:
 
         It runs after all other checks, so that a mistake in the arguments costs no earlier capture.
         """
-        own = [claims.ADVICE] if self.group.num_ranks == 1 else []  # they may be ranks that do not know of each other
-        self._directory_lock = DirectoryLock(self.directory, self.run_id, *own)
-        undo.callback(self._directory_lock.release)
+        if self.group.is_connected:
+            advice = [claims.ADVICE] if self.group.num_ranks == 1 else []  # maybe ranks that know nothing of each other
+            self._directory_lock = DirectoryLock(self.directory, self.run_id, *advice)
+            undo.callback(self._directory_lock.release)
         claims.refuse_second_claim(self.directory / fmt.dump_file_name(self.group.rank))
         try:
             forget_old_capture(self.directory, self.group.rank, self.group.num_ranks if self._one_disk else 1)
@@ -556,15 +562,9 @@ class Capture:
         """Returns the run's name, the same on all ranks, and whether all write to one directory. Collective."""
         ordinal = _num_opened[this_resident()]
         _num_opened[this_resident()] += 1
-        base = re.sub(r"[^A-Za-z0-9_-]", "_", os.environ.get("TRACEKERN_RUN_ID", ""))
-        if not base and not self.group.is_connected:
-            raise BadInput(
-                f"rank {self.group.rank} of {self.group.num_ranks} by environment alone: initialise torch.distributed "
-                "before the capture, or start the ranks with tracekern's launcher; RANK=0 WORLD_SIZE=1 captures this "
-                "process alone"
-            )
-        run_id = base + (f".{ordinal}" if ordinal else "") if base else f"{int(time.time()):x}-{secrets.token_hex(4)}"
-        attempt, why = choose_attempt(self.directory, restarts(), run_id)
+        run_id = make_run_id(ordinal, self.group)
+        self._claim = Claim.of_capture(self.directory, run_id, self.group.rank)
+        attempt, why = choose_attempt(self.directory, self._claim) if self.group.is_connected else (0, "")
         own = run_id, attempt, str(self.directory), directory_id(self.directory)
         names, attempts, places, ids = zip(*self.group.all_gather(own, "the opening of a capture"), strict=True)
         self.directory = place_of(self.directory, int(attempts[0]))

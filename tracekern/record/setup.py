@@ -8,19 +8,20 @@ import logging
 import os
 import platform
 import re
+import secrets
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tracekern.comm.node import machine_id
-from tracekern.dump.attempts import choose_attempt, place_of
 from tracekern.environment import warn_of_unread
 from tracekern.errors import BadInput
 from tracekern.formatting import count, without_nan
+from tracekern.host_clock import anchor_again, describe_host_clock, machine_id
 from tracekern.record.claims import process_facts
 from tracekern.record.overhead import overhead_ns
 from tracekern.record.sinks import Sink
@@ -86,6 +87,7 @@ def opening_metadata(
     from tracekern import __version__
 
     warn_of_unread()
+    anchor_again()
     with device.active():
         cost_ns = overhead_ns(device.backend, device.name, record_format)
     return {
@@ -95,6 +97,7 @@ def opening_metadata(
         "num_residents": group.num_residents,
         "node": platform.node(),
         "machine": machine_id(),
+        "host_clock": describe_host_clock(),
         "pid": os.getpid(),
         "process": process_facts(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
@@ -109,6 +112,22 @@ def opening_metadata(
     }
 
 
+def make_run_id(ordinal: int, group: Group) -> str:
+    """Returns the name of a run: that of TRACEKERN_RUN_ID, else a new one. ordinal: of the capture in this process.
+
+    Raises BadInput for ranks that neither exchange messages nor have a name in common.
+    """
+    base = re.sub(r"[^A-Za-z0-9_-]", "_", os.environ.get("TRACEKERN_RUN_ID", ""))
+    if base:
+        return f"{base}.{ordinal}" if ordinal else base
+    if not group.is_connected:
+        raise BadInput(
+            f"rank {group.rank} of {group.num_ranks} by environment alone: initialise torch.distributed before the "
+            "capture, or start the ranks with tracekern's launcher; RANK=0 WORLD_SIZE=1 captures this process alone"
+        )
+    return f"{int(time.time()):x}-{secrets.token_hex(4)}"
+
+
 def differing_directories(directories: Sequence[str]) -> str:
     """Returns one line that names the directories of a run's ranks where they differ; else ""."""
     if len(set(directories)) == 1:
@@ -118,20 +137,6 @@ def differing_directories(directories: Sequence[str]) -> str:
     more = f" and {count(len(ranks) - _MOST_NAMED, 'other')}" if len(ranks) > _MOST_NAMED else ""
     where = f"all dumps go to that of rank 0, {directories[0]}"
     return f"the ranks of this run gave different directories: {', '.join(named)}{more}; {where}"
-
-
-def next_attempt(directory: Path) -> Path:
-    """Returns the directory in which a capture into `directory` replaces no evidence. Tells where it is another."""
-    attempt, why = choose_attempt(directory, restarts())
-    if why:
-        _log.warning("%s", why)
-    return place_of(directory, attempt)
-
-
-def restarts() -> int:
-    """Returns how often torchrun has started this job again. Ranks of tracekern's launcher are none of its job."""
-    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    return int(text) if text.isdecimal() and os.environ.get("TRACEKERN_KEEP_SEGMENT") != "1" else 0
 
 
 def is_text(name: object) -> bool:

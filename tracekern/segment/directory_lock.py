@@ -19,9 +19,10 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tracekern.errors import BadInput
-from tracekern.segment.file_lock import FileLock
+from tracekern.segment.file_lock import FileLock, is_held
 
 LOCK_NAME = ".tracekern-lock"
 
@@ -111,11 +112,26 @@ class DirectoryLock:
 
     def _read(self) -> tuple[str, bool]:
         """Returns who has the lock, in words, and whether that is this run."""
-        try:
-            about = json.loads(os.pread(self._file.fileno(), _MAX_BYTES, 0))
-            return f"run {about['run_id']} (process {about['pid']} on {about['host']})", about["run_id"] == self._run
-        except (ValueError, TypeError, KeyError):
+        about = _about(self._file.fileno())
+        if not about:
             return "another run", False
+        return f"run {about['run_id']} (process {about['pid']} on {about['host']})", about["run_id"] == self._run
+
+
+def run_writing_to(directory: Path) -> str:
+    """Returns the name of the run that has the lock of a directory; "" if none has."""
+    with contextlib.suppress(OSError), open(directory / LOCK_NAME, "rb") as file:
+        return str(_about(file.fileno()).get("run_id", "")) if is_held(file.fileno(), fcntl.F_WRLCK) else ""
+    return ""
+
+
+def _about(descriptor: int) -> dict[str, Any]:
+    """Returns run_id, host and pid as the lock's file has them; {} while it is not written."""
+    try:
+        about = json.loads(os.pread(descriptor, _MAX_BYTES, 0))
+        return {key: about[key] for key in ("run_id", "host", "pid")}
+    except (ValueError, TypeError, KeyError):
+        return {}
 
 
 @contextlib.contextmanager

@@ -69,9 +69,9 @@ class FileLock:
                 self._file.close()
 
 
-def is_held(file_descriptor: int) -> bool:
-    """Returns whether the file, opened another time in any process, is locked so that it excludes others."""
-    found = _control(file_descriptor, _OFD_GETLK, fcntl.F_GETLK, fcntl.F_RDLCK)
+def is_held(file_descriptor: int, kind: int = fcntl.F_RDLCK) -> bool:
+    """Returns whether the file, opened another time in any process, is locked so that this kind cannot be had now."""
+    found = _control(file_descriptor, _OFD_GETLK, fcntl.F_GETLK, kind)
     return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
 
 
