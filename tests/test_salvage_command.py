@@ -26,6 +26,7 @@ from tracekern.cli.output import suggest
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.record.session import capture
+from tracekern.segment.evidence import keeping
 from tracekern.segment.names import SHM_DIR, list_segments, remove_segment
 from tracekern.segment.pack import write_dump
 from tracekern.segment.salvage import salvage_run
@@ -207,7 +208,7 @@ def test_a_capture_made_since_is_not_overwritten(rank, tmp_path):
     process, run_id = rank
     process.kill()
     process.wait()
-    with capture(tmp_path / "capture", device="cpu", max_bytes=1 << 20) as again:
+    with keeping(run_id), capture(tmp_path / "capture", device="cpu", max_bytes=1 << 20) as again:
         pass
     refused = command(run_id)
     assert refused.returncode == 2
@@ -287,7 +288,7 @@ def test_a_damaged_segment_keeps_no_other_rank_from_being_saved(tmp_path, monkey
         for name, value in ranks.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("tracekern.record.session._num_opened", Counter())  # as in a process of its own
-        with capture(tmp_path / "own", device="cpu", max_bytes=1 << 20):
+        with keeping(run), capture(tmp_path / "own", device="cpu", max_bytes=1 << 20):
             pass
         (tmp_path / "own" / f"rank_0000{rank}.tkdump").unlink()
     damaged, sound = (SHM_DIR / name for name in list_segments(run))

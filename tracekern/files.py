@@ -42,8 +42,7 @@ def atomic_file(path: str | os.PathLike[str], through_link: bool = True) -> Iter
     target = Path(os.path.realpath(path)) if through_link else Path(path)
     temporary = ""
     try:
-        _remove_stale(target.parent)
-        with _create(target) as file:
+        with open(temporary_neighbour(target), "xb") as file:  # "x" is O_EXCL, which follows no link
             temporary = str(file.name)
             yield file
         os.replace(temporary, target)
@@ -75,11 +74,17 @@ def mark_file(directory: Path) -> Iterator[str]:
 
     Raises OSError where none can be made.
     """
-    _remove_stale(directory)
-    path = _temporary(directory / "mark")
+    path = temporary_neighbour(directory / "mark")
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    try:
+    with removed_afterwards(path):
         yield path.name
+
+
+@contextlib.contextmanager
+def removed_afterwards(path: Path) -> Iterator[None]:
+    """Removes a file when the block ends, if it is still there."""
+    try:
+        yield
     finally:
         path.unlink(missing_ok=True)
 
@@ -142,12 +147,9 @@ def _open_without_links(directory: Path) -> int:
     return descriptor
 
 
-def _create(target: Path) -> BinaryIO:
-    # "x" is O_EXCL, which follows no link.
-    return open(_temporary(target), "xb")
-
-
-def _temporary(target: Path) -> Path:
+def temporary_neighbour(target: Path) -> Path:
+    """Returns the path of a file beside `target` that is not there yet. Removes what dead processes left there."""
+    _remove_stale(target.parent)
     own_name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     return target.parent / f".{own_name}.{host_of_processes()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
 

@@ -28,6 +28,7 @@ from tracekern.launcher.rendezvous import environment, free_port, give_socket, s
 from tracekern.launcher.spawner import NUM_RESIDENTS, SpawnedRank, Spawner
 from tracekern.launcher.start import start_process
 from tracekern.launcher.watch import PHASES, Limits, Watch, is_stopped
+from tracekern.segment.evidence import keeping
 from tracekern.segment.salvage import salvage_run, stamp_deaths
 
 OnLine = Callable[[int, str], None]
@@ -115,15 +116,11 @@ def launch_ranks(
     watch = Watch(num_processes, limits or Limits(), limits is not None, num_residents)
     more = {**(env or {}), NUM_RESIDENTS: str(num_residents)}
     run = _Run(_environment(more, limits), run_id or new_run_id(), on_line or _print_line, on_start, watch)
-    try:
-        with contextlib.ExitStack() as stack:
-            if isinstance(target, str):
-                target = stack.enter_context(Spawner(target, run.env))
-            stack.callback(run.stop)
-            run.start(num_processes, target)
-            run.wait(timeout_s, kill_after_s)
-    finally:
-        salvaged = salvage_run(run.run_id, Path(capture_dir) if capture_dir else None)
+    with keeping(run.run_id):
+        try:
+            target = run.carry_out(target, num_processes, timeout_s, kill_after_s)
+        finally:
+            salvaged = salvage_run(run.run_id, Path(capture_dir) if capture_dir else None)
     if isinstance(target, Spawner) and target.error:
         raise BadInput(f"target {target.target!r}: cannot be imported ({target.error}); check module and function")
     if run.problem is not None:
@@ -171,7 +168,7 @@ class _Run:
     problem: Exception | None = None
     """First exception that on_line raised."""
     ended_ns: dict[int, int] = field(default_factory=dict)
-    """CLOCK_REALTIME when a process was first seen to have ended, by its number."""
+    """CLOCK_MONOTONIC when a process was first seen to have ended, by its number."""
 
     def start(self, num_ranks: int, target: Sequence[str] | Spawner) -> None:
         shared = {
@@ -228,10 +225,22 @@ class _Run:
                 why = f"{self.watch.name([rank])} did not follow within {grace_s:.0f} s: it is stopped"
                 self.late.setdefault(rank, why)
 
+    def carry_out(
+        self, target: Sequence[str] | str | Spawner, num_processes: int, timeout_s: float | None, kill_after_s: float
+    ) -> Sequence[str] | Spawner:
+        """Starts the ranks, and returns when all have ended. Returns what started them."""
+        with contextlib.ExitStack() as stack:
+            if isinstance(target, str):
+                target = stack.enter_context(Spawner(target, self.env))
+            stack.callback(self.stop)
+            self.start(num_processes, target)
+            self.wait(timeout_s, kill_after_s)
+        return target
+
     def running(self) -> list[int]:
         running = [rank for rank, process in enumerate(self.processes) if process.poll() is None]
         for ended in set(range(len(self.processes))).difference(running, self.ended_ns):
-            self.ended_ns[ended] = time.time_ns()
+            self.ended_ns[ended] = time.monotonic_ns()
         return running
 
     def stop(self) -> None:

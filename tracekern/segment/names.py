@@ -16,6 +16,8 @@ from tracekern.segment.file_lock import FileLock, is_held
 
 SHM_DIR = Path("/dev/shm")
 _POLL_S = 0.01
+NO_ROOM = (errno.ENOSPC, errno.ENOMEM)
+"""What the system says where SHM_DIR is full."""
 MAKE_ROOM = (
     "lower max_bytes or records_per_track, or make it larger (a container's: docker run --shm-size=1g); "
     "`tracekern salvage` lists what dead ranks left there"

@@ -45,6 +45,8 @@ class Leftover:
     created: datetime.datetime
     command: str
     """Command line of its ranks."""
+    recording: str
+    """Name of the `tracekern record` under which they ran; "" for none."""
 
 
 def find_leftovers(run_id: str = "") -> list[Leftover]:
@@ -57,7 +59,8 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
             segment.close()
             about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
             where, when = Path(metadata["directory"]), datetime.datetime.fromisoformat(metadata["created"])
-            found.append(Leftover(*about, pid, has_owner(name), where, when, str(metadata.get("command", ""))))
+            texts = (str(metadata.get(key, "")) for key in ("command", "recording"))
+            found.append(Leftover(*about, pid, has_owner(name), where, when, *texts))
         except (*_DAMAGED, FileNotFoundError):  # another user's, not a capture's, or just removed
             continue
     return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
@@ -107,13 +110,14 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
 
 
 def stamp_deaths(run_id: str, died_ns: Mapping[int, int]) -> None:
-    """Notes in the segments of ranks that never closed when they died. died_ns: rank -> CLOCK_REALTIME."""
+    """Notes in the segments of ranks that never closed when they died. died_ns: rank -> CLOCK_MONOTONIC."""
     for name in list_segments(run_id):
         with suppress(*_DAMAGED):
             segment = SegmentWriter.attach(name)
             if int(segment.header["state"]) == fmt.SegmentState.OPEN:
                 rank = int(segment.metadata["rank"])
-                segment.header["died_ns"] = died_ns.get(rank, int(segment.header["died_ns"]))  # a keeper's stamp stays
+                if died_ns.get(rank):  # else a keeper's stamp stays
+                    segment.header["died_ns"] = died_ns[rank] + segment.anchor_ns
             segment.close()
 
 

@@ -7,7 +7,7 @@ posix_fallocate before they are written to, because a full /dev/shm would otherw
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import mmap
 import os
@@ -21,9 +21,11 @@ import numpy.typing as npt
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput
+from tracekern.files import removed_afterwards, temporary_neighbour
+from tracekern.host_clock import host_ns
 from tracekern.segment.file_lock import FileLock
 from tracekern.segment.launch_plan import LaunchPlan, Region
-from tracekern.segment.names import MAKE_ROOM, SHM_DIR, own_segment
+from tracekern.segment.names import MAKE_ROOM, NO_ROOM, SHM_DIR, own_segment
 from tracekern.segment.view import SegmentView
 
 MAX_LAUNCHES = 1 << 16
@@ -131,28 +133,34 @@ class SegmentWriter(SegmentView):
         name = fmt.segment_name(run_id, rank)
         text = json.dumps(metadata).encode()
         layout = segment_layout(len(text), host_spans, arena_bytes)
-        try:
-            fd = os.open(SHM_DIR / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            raise BadInput(f"segment {name}: already there from another run; remove {SHM_DIR / name}") from None
-        except OSError as error:
-            raise BadInput(
-                f"segment {name}: {SHM_DIR} cannot be written ({error.strerror}); mount a tmpfs there"
-            ) from None
-        try:
-            os.ftruncate(fd, layout["total_bytes"])
-            os.posix_fallocate(fd, 0, layout["launches_offset"])
-            os.posix_fallocate(fd, layout["fault_offset"], FAULT_RECORD.itemsize)
-            segment = cls(name, fd, layout["total_bytes"])
-        except OSError as error:
-            os.close(fd)
-            os.unlink(SHM_DIR / name)
-            raise BadInput(f"segment {name}: no room in {SHM_DIR} ({error.strerror}); {MAKE_ROOM}") from None
+        temporary = temporary_neighbour(SHM_DIR / name)
+        with contextlib.ExitStack() as undo:
+            try:
+                fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                undo.callback(os.close, fd)
+                with removed_afterwards(temporary):
+                    segment = cls._lay_out(name, fd, layout, text)
+                    lock = undo.enter_context(contextlib.closing(own_segment(temporary.name)))
+                    os.link(temporary, SHM_DIR / name)  # owned from its first moment: nobody takes it for a dead rank's
+            except FileExistsError:
+                raise BadInput(f"segment {name}: already there from another run; remove {SHM_DIR / name}") from None
+            except OSError as error:
+                what_to_do = MAKE_ROOM if error.errno in NO_ROOM else f"{SHM_DIR} has to be a tmpfs that can be written"
+                raise BadInput(f"segment {name}: no room in {SHM_DIR} ({error.strerror}); {what_to_do}") from None
+            undo.pop_all()
+        segment._owner_lock = lock
+        return segment
+
+    @classmethod
+    def _lay_out(cls, name: str, fd: int, layout: dict[str, int], metadata: bytes) -> SegmentWriter:
+        os.ftruncate(fd, layout["total_bytes"])
+        os.posix_fallocate(fd, 0, layout["launches_offset"])
+        os.posix_fallocate(fd, layout["fault_offset"], FAULT_RECORD.itemsize)
+        segment = cls(name, fd, layout["total_bytes"])
         offset = layout["metadata_offset"]
-        segment._bytes[offset : offset + len(text)] = np.frombuffer(text, np.uint8)
+        segment._bytes[offset : offset + len(metadata)] = np.frombuffer(metadata, np.uint8)
         for key, value in layout.items():
             segment.header[key] = value
-        segment._owner_lock = own_segment(name)
         segment.header["pid"] = os.getpid()
         segment.header["state"] = fmt.SegmentState.OPEN
         segment.header["magic"] = fmt.SEGMENT_MAGIC
@@ -285,7 +293,7 @@ class SegmentWriter(SegmentView):
         _PAIR.pack_into(descriptor, 0, headers, records)
         _PAIR.pack_into(entry, _ENTRY_OFFSETS, arena_offset + headers_at, arena_offset + records_at)
         _IDENTITY.pack_into(entry, _ENTRY_IDX, launch_idx, sequence & 0xFFFFFFFF, stream, epoch & 0xFFFFFFFF)
-        _START.pack_into(entry, 4 * _ORDER, self._num_started & 0xFFFFFFFF, time.time_ns(), min(waited_ns, 0xFFFFFFFF))
+        _START.pack_into(entry, 4 * _ORDER, self._num_started & 0xFFFFFFFF, host_ns(), min(waited_ns, 0xFFFFFFFF))
         self._num_started += 1
         offset, entry_at = arena_offset + cursor, 4 * (self._entries_word + launch_idx * _ENTRY_WORDS)
         raw = self._raw
@@ -322,7 +330,7 @@ class SegmentWriter(SegmentView):
         words[entry + _EPOCH] = epoch & 0xFFFFFFFF
         if key or words[entry + _KEY]:  # that of an earlier launch
             self._set_key(4 * entry, key)
-        _START.pack_into(self._raw, 4 * (entry + _ORDER), self._num_started & 0xFFFFFFFF, time.time_ns(), 0)
+        _START.pack_into(self._raw, 4 * (entry + _ORDER), self._num_started & 0xFFFFFFFF, host_ns(), 0)
         self._num_started += 1
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED
 
@@ -349,7 +357,7 @@ class SegmentWriter(SegmentView):
         self._append("samples", samples.astype(fmt.CLOCK_SAMPLE, copy=False))
 
     def append_host_span(self, name: str, thread: int, start_ns: int, end_ns: int) -> None:
-        """Append one host span, in CLOCK_REALTIME ns.
+        """Append one host span, in host time.
 
         Without room it is counted as lost; in a flight recorder, whose last spans stay, the oldest one gives its place.
         """
@@ -436,7 +444,7 @@ class SegmentWriter(SegmentView):
             if num_bytes:
                 os.posix_fallocate(self._fd, offset, num_bytes)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            if error.errno in NO_ROOM:
                 return False
             raise
         return True
