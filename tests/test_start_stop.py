@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import logging
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +32,8 @@ def _nothing_stays_open() -> Iterator[None]:
     from_outside._windows.clear()
 
 
-def step(name: str = "demo") -> bool:
-    launch = tracekern.launch(name, grid=1, warps=1, events=TABLE)
+def step(name: str = "demo", key: str = "") -> bool:
+    launch = tracekern.launch(name, grid=1, warps=1, events=TABLE, key=key)
     if launch.traced:
         run_kernel(launch.descriptor, 1, 1, 2)
     return launch.traced
@@ -162,21 +164,70 @@ def test_what_fails_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert tracekern.stop() is None
 
 
-def record_a_window(group: Group, directory: str) -> list[bool]:
+def record_a_window(group: Group, directory: str, num_others: int) -> list[str]:
+    """Each rank hears of it at another step. num_others: launches of rank 1 before its first step."""
     logging.getLogger("tracekern").setLevel(logging.ERROR)
-    traced = [step("before")]
-    tracekern.start(directory, launches=2)
-    traced += [step("inside") for _ in range(3)]
-    assert tracekern.stop() == Path(directory)
-    return traced
+    for _ in range(group.rank * num_others):
+        step("other")
+    traced: list[str] = []
+    for number in itertools.count():
+        if number == 2 + 5 * group.rank:
+            tracekern.start(directory, launches=2)
+        if step("inside", f"step {number}"):
+            traced.append(f"step {number}")
+        elif traced:
+            assert tracekern.stop() == Path(directory)
+            return traced
+        time.sleep(0.002)
+    raise AssertionError
 
 
-def test_all_ranks_record_the_same_window(tmp_path: Path, pools):
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_all_ranks_record_the_same_window(tmp_path: Path, pools, num_others: int):
     pool = pools(2)
     for name in ("first", "second"):
-        assert pool.call(record_a_window, str(tmp_path / name)) == [[False, True, True, False]] * 2
+        ours, theirs = pool.call(record_a_window, str(tmp_path / name), num_others)
+        assert ours == theirs
         timeline = load(tmp_path / name, strict=True)
-        assert [(launch.rank, launch.name) for launch in timeline.launches] == [(0, "inside")] * 2 + [(1, "inside")] * 2
+        assert [(launch.rank, launch.key) for launch in timeline.launches] == [(r, key) for r in (0, 1) for key in ours]
+        assert not [problem for problem in timeline.problems if problem.kind == "unequal_keys"]
+
+
+def hear_of_it_alone(group: Group, directory: str) -> list[str]:
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("tracekern").setLevel(logging.WARNING)
+    logging.getLogger("tracekern").addHandler(handler)
+    if group.rank == 0:
+        tracekern.start(directory)
+        assert not any(step() for _ in range(3))
+        assert tracekern.stop() is None
+    group.barrier()  # until then rank 1 launches nothing
+    logging.getLogger("tracekern").removeHandler(handler)
+    return told
+
+
+def test_a_rank_that_alone_hears_of_it_goes_on_and_says_so(tmp_path: Path, pools):
+    told = f"capture {tmp_path}: nothing was recorded: 1 of 2 ranks have not called tracekern.start()"
+    assert pools(2).call(hear_of_it_alone, str(tmp_path)) == [[told], []]
+
+
+def record_other_steps(group: Group, directory: str) -> None:
+    with tracekern.capture(directory, device="cpu", max_bytes=1 << 20) as capture:
+        for number in range(2):
+            launch = capture.launch("k", grid=1, warps=1, events=TABLE, key=f"step {number + 2 * group.rank}")
+            run_kernel(launch.descriptor, 1, 1, 2)
+
+
+def test_launches_of_one_number_and_other_keys_are_told(tmp_path: Path, pools):
+    pools(2).call(record_other_steps, str(tmp_path))
+    (told,) = [problem for problem in load(tmp_path).problems if problem.kind == "unequal_keys"]
+    assert (told.severity, told.count) == ("note", 2)
+    assert told.text == (
+        "launch 0 of k is 'step 0' on rank 0 and 'step 2' on rank 1, and so is another one: ranks are compared launch "
+        "by launch, whatever the keys; tracekern.start() begins at one that all have in common"
+    )
 
 
 def test_so_do_ranks_that_are_threads_of_one_process(tmp_path: Path):

@@ -13,18 +13,19 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tracekern.comm.group import losing_peers
 from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.comm.meeting import meet
 from tracekern.comm.this_thread import this_resident
 from tracekern.environment import positive_number
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, one_line
 from tracekern.record.guard import Guard
+from tracekern.record.joint_start import JointStart
 from tracekern.record.launches import LaunchHandle
 from tracekern.record.session import Capture, capture, open_capture
 
@@ -37,9 +38,14 @@ _NEXT_LAUNCH_S = 1.0
 _OPTIONS = "TRACEKERN_CAPTURE_OPTIONS"
 
 _log = logging.getLogger("tracekern")
+_Result = TypeVar("_Result")
 _directory = os.environ.get("TRACEKERN_CAPTURE", "")
 _windows: dict[Any, _Window] = {}
 """What was asked for last, in this process or by each resident rank in it."""
+_last_launch = -1, ""
+"""Number and key of the last launch that this process has asked for, captured or not."""
+_num_joint = 0
+"""Captures that ranks have opened together after start()."""
 
 
 def launch(
@@ -73,7 +79,9 @@ def launch(
     Raises:
         BadInput: An argument cannot be used, in a capture of the program with on_error="raise".
     """
-    session = open_capture()
+    global _last_launch
+    session, number = open_capture(), _last_launch[0] + 1
+    _last_launch = number, key
     if not (_windows or _directory):  # the usual cases come first: what a library pays whom nobody traces, then others
         if session is None:
             return LaunchHandle(0, grid, warps, stream)
@@ -92,7 +100,7 @@ def launch(
     given |= {"roles": roles, "epoch": epoch, "ahead": ahead, "key": key}
     window = _windows.get(this_resident()) or _window_of_environment()
     if window is not None and (session is None or session is window.session):
-        handle = window.launch(name, given)
+        handle = window.launch(name, given, number)
     else:
         handle = None if session is None else session.launch(name, **given)
     return handle or LaunchHandle(0, grid, warps, stream)
@@ -101,7 +109,8 @@ def launch(
 def start(path: str | Path, *, launches: int | None = None, **options: Any) -> Path | None:
     """Asks for a capture that opens at the next `tracekern.launch()`. In any thread; never raises for what it is given.
 
-    All ranks call it between the same two launches. What an earlier start() or TRACEKERN_CAPTURE began is ended.
+    All ranks call it, each when it hears of it: the capture opens at a launch that all of them have before them then,
+    and none waits for another. What an earlier start() or TRACEKERN_CAPTURE began is ended.
 
     Args:
         path: The directory, another one for each capture: it replaces an earlier capture there.
@@ -121,7 +130,7 @@ def start(path: str | Path, *, launches: int | None = None, **options: Any) -> P
         if (other := open_capture()) is not None:
             raise BadInput(f"a capture into {other.directory} is open; close it first")
         _windows.pop(this_resident(), None)
-        _ask_for(_Window(directory, options, launches))
+        _ask_for(_Window(directory, options, launches)).tell_others()
     return None if guard.is_off else directory
 
 
@@ -139,7 +148,7 @@ def stop() -> Path | None:
     directory = None if window is None else window.stop()
     if not _directory and (window is None or window.is_over):  # else the next launch would open that again
         _windows.pop(this_resident(), None)
-    if directory is None:
+    if directory is None and not (window and window.was_left):
         _log.warning("tracekern.stop(): no capture was open; one opens at the first tracekern.launch() after start()")
     return directory
 
@@ -161,22 +170,25 @@ class _Window:
         self._last: dict[int, int] = {}
         """Thread -> the descriptor of its last launch, whose kernel it may be about to start."""
         self._directory: Path | None = None
+        self._joint: JointStart | None = None
+        self.was_left = False
+        """Whether start() was taken back, which is logged, before all ranks could open the capture."""
         self._why_not_yet = ""
 
-    def launch(self, name: str, given: dict[str, Any]) -> LaunchHandle | None:
+    def launch(self, name: str, given: dict[str, Any], number: int) -> LaunchHandle | None:
         """Returns the launch; None where this capture does not record it."""
         if self._is_over.is_set() or (self._is_ending and threading.get_ident() != self._launcher):
             return None
         with self._lock:
             self._launching = threading.get_ident()
             try:
-                return self._launch(name, given)
+                return self._launch(name, given, number)
             finally:
                 self._launching = 0
 
-    def _launch(self, name: str, given: dict[str, Any]) -> LaunchHandle | None:
+    def _launch(self, name: str, given: dict[str, Any], number: int) -> LaunchHandle | None:
         if self._is_wanted:
-            self._open_if_possible(name)
+            self._open_if_possible(name, number, given["key"])
         is_last = self._is_ending or self._left == 0
         if is_last and not _is_captured():
             self._last.pop(threading.get_ident(), None)  # started before this one is asked for
@@ -214,6 +226,8 @@ class _Window:
         """Closes the capture if it is open, and opens none any more. error: what the program ends with."""
         with self._lock:
             is_open, self._is_wanted, self._is_open = self._is_open, False, False
+            if self._joint is not None:
+                self._leave(self._joint)
             if is_open and self.session is not None:
                 self.session.handed_out = [descriptor for descriptor in self._last.values() if descriptor]
                 self.session.__exit__(type(error) if error else None, error, None)
@@ -221,7 +235,7 @@ class _Window:
             self._is_over.set()
 
     def end_at_exit(self) -> None:
-        if self._is_wanted and self._why_not_yet:
+        if self._is_wanted and self._why_not_yet and self._joint is None:
             _log.warning("capture %s: nothing was recorded: %s", self._path, self._why_not_yet)
         # A rank that failed waits for none of the others.
         self.end(sys.exc_info()[1] or getattr(sys, "last_value", None))
@@ -233,14 +247,53 @@ class _Window:
         self._is_over.set()
         return may_open
 
-    def _open_if_possible(self, name: str) -> None:
+    def _open_if_possible(self, name: str, number: int, key: str) -> None:
         if _is_captured():
             why = f"launch {name}: in a CUDA graph that capture.graph() did not make; it runs unrecorded"
             if why != self._why_not_yet:
                 _log.warning("%s", why)
-        elif not (why := _why_ranks_cannot_meet()):
+        elif not (why := _why_ranks_cannot_meet()) and self._is_due(number, key):
             self._open()
         self._why_not_yet = why
+
+    def tell_others(self) -> None:
+        """Tells the other ranks of torch.distributed, if it is there by now, that this one has called start()."""
+        with self._lock:
+            if self._joint is None and this_resident() is None and _has_process_group():
+                import torch.distributed as dist
+
+                rank, num_ranks = dist.get_rank(), dist.get_world_size()
+                if num_ranks > 1:
+                    self._joint = self._if_store_works(lambda: JointStart(rank, num_ranks, _num_joint, *_last_launch))
+
+    def _is_due(self, number: int, key: str) -> bool:
+        """Returns whether the capture opens at this launch. One of TRACEKERN_CAPTURE does at the first of each rank."""
+        global _num_joint
+        if self._options is None:
+            return True
+        self.tell_others()
+        if (joint := self._joint) is None:
+            return self._is_wanted
+        if not self._if_store_works(lambda: joint.is_due(number, key)):
+            return False
+        self._joint = None
+        _num_joint += 1
+        return True
+
+    def _leave(self, joint: JointStart) -> None:
+        """Takes start() back before its capture has opened."""
+        self.was_left = True
+        _log.warning("capture %s: nothing was recorded: %s", self._path, self._if_store_works(joint.why_not_yet))
+        self._if_store_works(joint.withdraw)
+        self._joint = None
+
+    def _if_store_works(self, call: Callable[[], _Result]) -> _Result | None:
+        try:
+            return call()
+        except RuntimeError as error:
+            _log.warning("capture %s: nothing is recorded: %s", self._path, one_line(error))
+            self._is_wanted, self._joint = False, None
+            return None
 
     def _open(self) -> None:
         self._is_wanted, self._launcher = False, threading.get_ident()

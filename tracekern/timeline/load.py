@@ -63,7 +63,7 @@ def load(
     timeline = _join_lanes(pieces, lanes, [*beside, *outside])
     timeline = _join_flows(timeline)
     timeline = _tighten(timeline)
-    timeline = timeline.replace(problems=(*damaged_times(timeline), *timeline.problems))
+    timeline = timeline.replace(problems=(*damaged_times(timeline), *timeline.problems, *_unequal_keys(timeline)))
     if strict:
         _refuse_losses(timeline)
     return timeline
@@ -206,6 +206,24 @@ def _tighten(timeline: Timeline) -> Timeline:
     """Narrows the bounds of the clocks by the flows, and reports what contradicts them."""
     ranks, problems = tighten_clocks(timeline)
     return timeline.replace(ranks=ranks, problems=(*timeline.problems, *step_problems(timeline), *problems))
+
+
+def _unequal_keys(timeline: Timeline) -> list[Problem]:
+    """Names launches that have one name and number on all ranks, but another key on some."""
+    keys: dict[tuple[str, int], dict[str, int]] = {}
+    for launch in timeline.launches:
+        keys.setdefault((launch.name, launch.sequence), {}).setdefault(launch.key, launch.rank)
+    unequal = [(launch, of_ranks) for launch, of_ranks in keys.items() if len(set(of_ranks.values())) > 1]
+    if not unequal:
+        return []
+    (name, number), of_ranks = unequal[0]
+    named = " and ".join(f"{key!r} on rank {rank}" for key, rank in list(of_ranks.items())[:2])
+    more = f", and so {'is another one' if len(unequal) == 2 else f'are {len(unequal) - 1:,} others'}"
+    text = (
+        f"launch {number} of {name} is {named}{more if len(unequal) > 1 else ''}: ranks are compared launch by launch, "
+        "whatever the keys; tracekern.start() begins at one that all have in common"
+    )
+    return [Problem("note", "unequal_keys", next(iter(of_ranks.values())), -1, text, len(unequal))]
 
 
 def _refuse_losses(timeline: Timeline) -> None:
