@@ -19,7 +19,7 @@ from tests.toolchains import CSRC, GXX, NVCC, ROOT, compile_cached
 from tracekern import _core
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.segment.names import has_owner, list_segments
+from tracekern.segment.names import SHM_DIR, has_owner, list_segments
 from tracekern.segment.salvage import salvage_run
 from tracekern.segment.view import SegmentView
 from tracekern.timeline.load import load
@@ -100,6 +100,7 @@ def test_a_rank_that_is_killed_leaves_what_it_had_recorded(tmp_path, program, ru
         num_launches = int(segment.header["num_launches"])
         segment.close()
     assert has_owner(name)
+    assert (SHM_DIR / name).stat().st_blocks * 512 < 16 << 20, "of max_bytes only what is needed"
     ranks[1].send_signal(signal.SIGKILL)
     assert ended(ranks[1])[0] == -signal.SIGKILL
     code, told = ended(ranks[0])
@@ -140,6 +141,8 @@ def test_who_cannot_record_is_told_why(tmp_path, program, run_id):
     salvage_run(run_id)
     other = f"{tmp_path}: has a rank_00000.tkdump of another run; choose another directory, or remove this one\n"
     assert refusal(f"{run_id}2") == "rank 0: tk_host_open: " + other
+    ranks = [start(program, f"{run_id}2", "-o", tmp_path, rank=f"RANK={rank} WORLD_SIZE=2") for rank in range(2)]
+    assert [ended(rank)[1] for rank in ranks] == [f"rank {rank}: tk_host_open: {other}" for rank in range(2)]
     assert refusal("a.b") == "rank 0: tk_host_open: run \"a.b\"; wanted at most 200 letters, digits, '-' and '_'\n"
     assert list_segments(f"{run_id}2") == []
     beyond = refusal(run_id, "RANK=2 WORLD_SIZE=2")
