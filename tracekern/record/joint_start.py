@@ -11,18 +11,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
+import zlib
+from collections import deque
 from typing import Any
 
 _GO, _AGAIN = "go", "again"
 _LOOK_S, _MOST_LOOK_S, _GROWTH = 0.005, 0.2, 1.5
 """Time between two looks, which take the store some 0.1 ms; longer and longer while ranks have not called start()."""
-_ROUNDS_FOR_KEYS = 3
-"""Rounds in which ranks whose launches have keys look for one in common; then they go by the counts."""
-_KEPT = 64
-"""Launches whose keys a rank tells."""
-_Launches = Sequence[tuple[int, str]]
+_ROUNDS_FOR_KEYS = 6
+"""Rounds in which the keys may tell how the ranks count; then they go by the counts as they are."""
+_LEVELS, _KEPT_OF_LEVEL = 12, 4
 
 
 class JointStart:
@@ -35,8 +33,9 @@ class JointStart:
         prefix = f"tracekern-start-{window}"
         self._store: Any = distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
         self._rank, self._num_ranks = rank, num_ranks
-        self._launches: deque[tuple[int, str]] = deque([(number, key)], _KEPT)
-        self._began_s = time.monotonic()
+        self._launches = _Launches()
+        self._launches.add(number, key)
+        self._began, self._began_s = number, time.monotonic()
         self._look_s, self._next_look_s = _LOOK_S, 0.0
         self._round = 0
         self._has_told, self._target = False, -1
@@ -44,7 +43,7 @@ class JointStart:
 
     def is_due(self, number: int, key: str) -> bool:
         """Returns whether all ranks open the capture at this launch of theirs. number: counted from the first one."""
-        self._launches.append((number, key))
+        self._launches.add(number, key)
         if self._target < 0 and time.monotonic() >= self._next_look_s:
             self._look(number)
             self._next_look_s = time.monotonic() + self._look_s
@@ -74,8 +73,8 @@ class JointStart:
         """Tells how far this rank is, names the target as the last to tell, or sees it."""
         if not self._has_told:
             self._has_told, self._look_s = True, _LOOK_S
-            per_s = len(self._launches) / max(time.monotonic() - self._began_s, _LOOK_S)
-            about = {"number": number, "per_s": per_s, "launches": list(self._launches)}
+            per_s = (number - self._began) / max(time.monotonic() - self._began_s, _LOOK_S)
+            about = {"number": number, "per_s": per_s, "launches": self._launches.kept()}
             self._store.set(self._of_round(f"about.{self._rank}"), json.dumps(about))
             if self._store.add(self._of_round("told"), 1) == self._num_ranks:
                 self._name_target()
@@ -89,7 +88,8 @@ class JointStart:
     def _name_target(self) -> None:
         names = [self._of_round(f"about.{rank}") for rank in range(self._num_ranks)]
         abouts = [json.loads(text) for text in self._store.multi_get(names)]
-        found = [_count_higher(abouts[0]["launches"], about["launches"]) for about in abouts]
+        launches = [dict(about["launches"]) for about in abouts]
+        found = [_count_higher(launches[0], of_rank) for of_rank in launches]
         higher = [by or 0 for by in found]
         furthest = max(about["number"] - by for about, by in zip(abouts, higher, strict=True))
         per_s = max(about["per_s"] for about in abouts)
@@ -108,16 +108,35 @@ class JointStart:
         return f"{name}.{self._round}"
 
 
-def _count_higher(ours: _Launches, theirs: _Launches) -> int | None:
+class _Launches:
+    """Numbers and keys of the last launches, and of fewer and fewer of those before.
+
+    Ranks keep the same ones: half of each level's go to the next, by a launch's number and by the checksum of its key.
+    """
+
+    def __init__(self) -> None:
+        self._levels: list[deque[tuple[int, str]]] = [deque(maxlen=_KEPT_OF_LEVEL) for _ in range(2 * _LEVELS)]
+
+    def add(self, number: int, key: str) -> None:
+        for first, bits in ((0, number), (_LEVELS, zlib.crc32(key.encode()))):
+            level = (bits & -bits).bit_length() - 1 if bits else _LEVELS
+            self._levels[first + min(level, _LEVELS - 1)].append((number, key))
+
+    def kept(self) -> list[tuple[int, str]]:
+        return sorted({launch for level in self._levels for launch in level})
+
+
+def _count_higher(ours: dict[int, str], theirs: dict[int, str]) -> int | None:
     """Returns by how much a peer counts the same launch higher: ranks may launch other things before their first step.
 
-    0 where a launch has one number and one key on both, or none has a key. Else the last key tells that each of the two
-    has once. None: they have none in common yet.
+    0 where a launch of one number has one key on both, or none has a key. Else the least that one key on both tells.
+    None: they tell nothing yet.
     """
-    numbers = [{key: number for number, key in launches if key} for launches in (ours, theirs)]
-    if {tuple(launch) for launch in ours} & {tuple(launch) for launch in theirs} or not any(numbers):
+    shared = ours.keys() & theirs.keys()
+    if any(ours[number] == theirs[number] for number in shared) or not any((*ours.values(), *theirs.values())):
         return 0
-    once = [Counter(key for _, key in launches) for launches in (ours, theirs)]
-    shared = [key for key in numbers[0] if once[0][key] == once[1][key] == 1]
-    last = max(shared, key=lambda key: numbers[0][key], default=None)
-    return None if last is None else numbers[1][last] - numbers[0][last]
+    numbers_of: dict[str, list[int]] = {}
+    for number, key in ours.items() if shared else ():
+        numbers_of.setdefault(key, []).append(number)
+    found = [number - own for number, key in theirs.items() if key for own in numbers_of.get(key, ())]
+    return min(found, key=abs, default=None)
