@@ -18,7 +18,12 @@ TABLE = {
     "name": "T",
     "events": [EVENT | {"name": "copy_row", "class": "work"}, EVENT | {"name": "wait_row", "class": "wait"}],
 }
-KERNELS = (("pipeline", ["load", "store"], [0, 1]), ("plain", [], [0, 0]), ("reverse", ["store", "load"], [0, 1]))
+KERNELS = (
+    ("pipeline", ["load", "store"], [0, 1]),
+    ("plain", [], [0, 0]),
+    ("reverse", ["store", "load"], [0, 1]),
+    ("back", ["load", "store"], [1, 0]),  # by the same table as in the first, the other way round
+)
 WANTED = {
     ("pipeline", 0): "load",
     ("pipeline", 1): "store",
@@ -26,6 +31,8 @@ WANTED = {
     ("plain", 1): "",
     ("reverse", 0): "store",
     ("reverse", 1): "load",
+    ("back", 0): "store",
+    ("back", 1): "load",
 }
 
 
@@ -56,9 +63,9 @@ def test_a_span_has_the_role_of_its_kernel(timeline):
 
 def test_balance_and_waits_are_summed_by_that_role(timeline):
     balance = analyze_balance(timeline)
-    assert [(load.name, load.num_spans) for load in balance.roles] == [("", 2), ("load", 2), ("store", 2)]
+    assert [(load.name, load.num_spans) for load in balance.roles] == [("", 2), ("load", 3), ("store", 3)]
     waits = analyze_waits(timeline)
-    assert sorted(waits.roles[idx] for idx in waits.role) == ["", "", "load", "load", "store", "store"]
+    assert sorted(waits.roles[idx] for idx in waits.role) == ["", "", *["load"] * 3, *["store"] * 3]
 
 
 def test_rows_of_parquet_have_it(timeline, tmp_path):

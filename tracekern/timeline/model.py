@@ -143,7 +143,7 @@ class Track:
     warp: int = -1
     sm: int = -1
     role: str = ""
-    """Where launches gave the warp several roles, all of them: "send/receive"."""
+    """Where launches gave the warp several roles, all of them, that of the first kernel first: "send/receive"."""
     kernel_roles: tuple[tuple[str, str], ...] = ()
     """(kernel, role) where kernels gave it different roles or none, see `roles_of()`; else empty."""
     group: int = -1

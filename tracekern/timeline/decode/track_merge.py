@@ -85,24 +85,21 @@ def assign_lanes(group: Int64, start: Int64, last: Int64) -> Int64:
 def _role_names(
     dump: Dump, runs: WriterRuns, order: Int64, number: Int32
 ) -> dict[int, tuple[str, tuple[tuple[str, str], ...]]]:
-    """Track -> Track.role and Track.kernel_roles."""
+    """Track -> Track.role and Track.kernel_roles, both in the order of the kernels' first launches."""
     tables = dump.metadata["role_tables"]
-    kernels = sorted({launch.name for launch in dump.launches})
+    kernels = list(dict.fromkeys(launch.name for launch in dump.launches))
     number_of = {name: idx for idx, name in enumerate(kernels)}
     of_launch = [number_of[launch.name] * len(tables) + launch.role_table for launch in dump.launches]
     place = number.astype(np.int64) * len(kernels) * len(tables) + np.array(of_launch, np.int64)[runs.launch[order]]
-    found: dict[int, list[tuple[int, int, int]]] = {}  # (role table, role, kernel)
+    found: dict[int, dict[int, list[str]]] = {}  # track -> kernel -> its roles there
     for code in np.unique(place << 16 | runs.role[order]).tolist():
         rest, role = divmod(code, 1 << 16)
         rest, table = divmod(rest, len(tables))
         track, kernel = divmod(rest, len(kernels))
-        found.setdefault(track, []).append((table, role, kernel))
+        found.setdefault(track, {}).setdefault(kernel, []).extend(tables[table][role : role + 1])
     result = {}
-    for track, rows in found.items():
-        own: dict[int, list[str]] = {kernel: [] for _, _, kernel in rows}
-        for table, role, kernel in sorted(rows):
-            own[kernel] += tables[table][role : role + 1]
-        every = _joined(name for table, role, _ in sorted(rows) for name in tables[table][role : role + 1])
+    for track, own in found.items():
+        every = _joined(name for names in own.values() for name in names)
         kernel_roles = tuple((kernels[kernel], _joined(names)) for kernel, names in own.items())
         result[track] = every, kernel_roles if any(role != every for _, role in kernel_roles) else ()
     return result
