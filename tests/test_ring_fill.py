@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from timelines import make_launch, make_spans, make_timeline
 
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.waits.ring_fill import find_ring_fills
+from tracekern.analysis.waits.full_rings import DryRing, FullRing
+from tracekern.analysis.waits.ring_fill import RingFill, find_ring_fills
 from tracekern.dump.event_table import parse_event
 from tracekern.errors import BadInput
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.flows import join_flows
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Flows, Timeline
-from tracekern.viewers.report.questions.time import QUESTION
+from tracekern.viewers.report.questions.time import QUESTION, named_rings
 
 SLOTS = 4
 FIELDS = (Field("peer", 4), Field("channel", 4), Field("value", 20))
@@ -64,6 +65,21 @@ def test_the_report_tells_how_full_each_ring_was():
     assert find_ring_fills(timeline, (0, 35))[0].most_slots == 2
     (drawn,) = [part for part in QUESTION.draw(analyze(timeline)).body if "rank 0 to rank 1" in str(part)]
     assert ">2.6<" in drawn
+
+
+def test_the_table_has_the_rings_that_the_summary_names():
+    """However many others are dry for longer, and where a channel names no tail."""
+    findings = analyze(ring([(FILL, 10, 0, 2), (FREE, 30, 0, 2)]))
+    vars(findings).update(
+        ring_fills=tuple(RingFill("head", "tail", SLOTS, 0, peer, 1, 1.0, 4) for peer in range(1, 20)),
+        dry_rings=tuple(DryRing("head", "tail", 0, peer, 1, 900, 1000) for peer in range(1, 19)),
+        full_rings=(FullRing("head", SLOTS, 0, 19, 1, 500, 1000), FullRing("room", 0, 1, 0, 1, 10, 1000)),
+    )
+    assert [(named.channel, named.receiver) for named in named_rings(findings)] == [("head", 19), ("room", 0)]
+    said = " ".join(map(str, QUESTION.draw(findings).body))
+    assert "head, rank 0 to rank 19<" in said
+    assert "Rank 0&#x27;s ring (channel room) is full 1.0 % of the time of rank 1&#x27;s kernels" in said
+    assert "and 11 more rings" in said
 
 
 @given(st.data())

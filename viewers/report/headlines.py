@@ -15,7 +15,7 @@ from tracekern.timeline.model import ABSENT_KINDS, told_once
 from tracekern.viewers.report.held_up import describe_waits
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
-from tracekern.viewers.report.questions.time import describe_ring, fullest_of_channels
+from tracekern.viewers.report.questions.time import describe_ring, named_rings
 from tracekern.viewers.report.questions.transfers import describe_transfers
 from tracekern.viewers.report.stage_grid import describe_idle
 from tracekern.viewers.report.verdict import ON_CPU, evidence, following, part_of, verdict
@@ -123,7 +123,7 @@ def _waiting(findings: Findings) -> str:
         f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
         + _endless(findings)
         + idle
-        + "".join(f"; {describe_ring(ring)}" for ring in fullest_of_channels(findings)[:2])
+        + "".join(f"; {describe_ring(ring)}" for ring in named_rings(findings))
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.waits.full_rings import FullRing
+from tracekern.analysis.waits.full_rings import DryRing, FullRing
 from tracekern.analysis.waits.ring_fill import RingFill
 from tracekern.analysis.why.chain import Chain
 from tracekern.formatting import count, duration, escape, percent
@@ -61,8 +61,9 @@ def draw(findings: Findings) -> Answer:
         ]
     if findings.ring_fills:
         body += ["<h3>How full the rings were</h3>", _fill_table(findings)]
-    else:
-        body += [f"<p>R{escape(describe_ring(ring))[1:]}.</p>" for ring in told_rings(findings)[:_MAX_RINGS]]
+    filled = {_place(fill) for fill in findings.ring_fills}
+    others = [ring for ring in told_rings(findings) if _place(ring) not in filled]
+    body += [f"<p>R{escape(describe_ring(ring))[1:]}.</p>" for ring in others[:_MAX_RINGS]]
     if chains := findings.longest_waits:
         body += ["<h3>The longest waits by phase, and why they lasted</h3>", _chain_table(chains)]
     aside = (
@@ -77,16 +78,15 @@ QUESTION = Question("time", "Time", "Work or wait?", draw, order=20)
 
 
 def told_rings(findings: Findings) -> list[FullRing]:
-    """Rings that were full for long enough to tell of it, the worst first."""
-    return [ring for ring in findings.full_rings if ring.share >= _FULL_SHARE]
+    """Rings that were full for long enough to tell of it, those that the summary names first, then the worst."""
+    named = named_rings(findings)
+    return [*named, *(ring for ring in findings.full_rings if ring.share >= _FULL_SHARE and ring not in named)]
 
 
-def fullest_of_channels(findings: Findings) -> list[FullRing]:
-    """One ring of each channel: of rings back to back the first fills because the second is full."""
-    fullest: dict[str, FullRing] = {}
-    for ring in told_rings(findings):
-        fullest.setdefault(ring.channel, ring)
-    return list(fullest.values())
+def named_rings(findings: Findings) -> list[FullRing]:
+    """The worst ring of each of two channels: of rings back to back the first fills because the second is full."""
+    worst = {ring.channel: ring for ring in reversed(findings.full_rings) if ring.share >= _FULL_SHARE}
+    return sorted(worst.values(), key=lambda ring: -ring.share)[:2]
 
 
 def describe_ring(ring: FullRing) -> str:
@@ -100,22 +100,29 @@ def describe_ring(ring: FullRing) -> str:
     )
 
 
+def _place(ring: FullRing | DryRing | RingFill) -> tuple[str, int, int]:
+    return ring.channel, ring.sender, ring.receiver
+
+
 def _fill_table(findings: Findings) -> str:
-    full = {(ring.channel, ring.sender, ring.receiver): (ring.full_ns, ring.kernels_ns) for ring in findings.full_rings}
-    dry = {(ring.channel, ring.sender, ring.receiver): (ring.dry_ns, ring.kernels_ns) for ring in findings.dry_rings}
+    named = [_place(ring) for ring in named_rings(findings)]
+    full = {_place(ring): (ring.full_ns, ring.kernels_ns) for ring in findings.full_rings}
+    dry = {_place(ring): (ring.dry_ns, ring.kernels_ns) for ring in findings.dry_rings}
 
-    def trouble_ns(fill: RingFill) -> int:
-        place = fill.channel, fill.sender, fill.receiver
-        return max(full.get(place, (0, 1))[0], dry.get(place, (0, 1))[0])
+    def trouble(fill: RingFill) -> tuple[bool, int]:
+        place = _place(fill)
+        return place in named, max(times.get(place, (0, 1))[0] for times in (full, dry))
 
+    fills = sorted(findings.ring_fills, key=trouble, reverse=True)
     rows = []
-    for fill in sorted(findings.ring_fills, key=trouble_ns, reverse=True)[:_MAX_RINGS]:
-        place = fill.channel, fill.sender, fill.receiver
+    for fill in fills[:_MAX_RINGS]:
+        place = _place(fill)
         slots = f"{fill.mean_slots:.1f}", f"{fill.most_slots:,}", f"{fill.slots:,}" if fill.slots else "not known"
         shares = [percent(*times[place]) if place in times else "never" for times in (full, dry)]
-        rows.append((f"{fill.tail}, rank {fill.sender} to rank {fill.receiver}", *slots, *shares))
+        rows.append((f"{fill.channel}, rank {fill.sender} to rank {fill.receiver}", *slots, *shares))
     titles = ["ring", "slots full on average", "at most", "of", "full, its sender waits", "dry, its receiver waits"]
-    return table(titles, rows, numbers=5)
+    more = f"<p class='aside'>and {count(len(fills) - len(rows), 'more ring')}</p>" if len(fills) > len(rows) else ""
+    return table(titles, rows, numbers=5) + more
 
 
 def _share_bars(findings: Findings) -> Figure:
