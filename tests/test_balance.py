@@ -152,6 +152,16 @@ def test_experts_of_ranks_that_are_not_here_are_not_idle():
     assert analyze_balance(timeline.replace(ranks=ranks)).num_experts == 2
 
 
+def test_of_many_experts_the_one_that_is_named_is_drawn(monkeypatch):
+    monkeypatch.setattr(balance, "_MAX_EXPERTS", 2)
+    rows = [(2, RECEIVE, 100 * start, 100 * start + 50, 1 | min(start, 3) << 32) for start in range(6)]
+    answer = balance.draw(analyze(build(rows)))
+    assert "expert 3 on rank 0 gets 3 tokens" in answer.text
+    (bars,) = [part for part in answer.body if getattr(part, "says", "") == "Load of each expert"]
+    assert bars.data[0]["y"] == [1, 3]
+    assert "<p class='aside'>and 2 more experts; these are the busiest</p>" in answer.body
+
+
 @pytest.mark.parametrize(("experts", "found"), [("many", 1), (None, 1), (0, 1), ([16], 1), (16, 16)])
 def test_the_number_of_experts_may_be_anything_that_json_holds(experts: object, found: int):
     assert analyze_balance(build([(2, RECEIVE, 0, 50, 1)], experts=experts)).num_experts == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -250,3 +251,6 @@ def test_of_many_experts_whole_ranks_are_drawn_and_the_others_named(timeline, mo
     names = answer.body[0].figures[0][1].layout["yaxis"]["ticktext"]
     assert names == [f"{rank} · {expert}" for rank in (0, 1) for expert in range(4)]
     assert answer.aside.endswith("Ranks 2 and 3 not drawn.")
+    last = analyze(timeline)
+    last.received = dataclasses.replace(last.received, tokens=last.received.tokens + 1000 * (last.received.rank == 3))
+    assert receive.draw(last).aside.endswith("Ranks 1 and 2 not drawn.")

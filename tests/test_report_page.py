@@ -148,6 +148,7 @@ def test_of_many_ranks_the_one_that_died_and_the_one_of_a_bad_clock_are_shown(tm
     ranks[50] = dataclasses.replace(ranks[50], clock_hard_ns=5e6)
     problems = (*(Problem("warning", "w", 0, -1, f"small trouble {number}") for number in range(40)),)
     findings.summary = dataclasses.replace(findings.summary, ranks=tuple(ranks))
+    problems = (*problems, *(Problem("error", "open_span", rank, -1, f"open {rank}") for rank in range(40)))
     problems = (*problems, Problem("error", "e", 63, -1, "large trouble"))
     findings.timeline = findings.timeline.replace(problems=problems)
     trust = page_of(findings, tmp_path / "report.html").read_text().replace("\u00a0", " ").split('id="trust"')[1]
@@ -155,7 +156,7 @@ def test_of_many_ranks_the_one_that_died_and_the_one_of_a_bad_clock_are_shown(tm
     assert len(shown) == 16
     assert {"40", "50"} < set(shown)
     assert "and 48 more ranks; these are the worst" in trust
-    assert trust.index("large trouble") < trust.index("small trouble 0")
+    assert trust.index("Large trouble") < trust.index("large trouble") < trust.index("open 0")
 
 
 def test_words_in_a_table_are_not_cut_in_two_by_a_long_cell_beside_them(browser, tmp_path):

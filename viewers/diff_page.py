@@ -99,7 +99,9 @@ def _phases(sides: tuple[Side, Side]) -> Part:
     names = sorted({*ours, *theirs}, key=lambda name: -max(_total(ours.get(name)), _total(theirs.get(name))))
     if not names:
         return Part("phases", "Phases", question, Answer("No phase is on record."))
-    shown = names[:_MAX_PHASES]
+    longer = _longer(ours, theirs)
+    named = [b.name for _, b in longer[:1]]
+    shown = [name for name in names if name in {*names[:_MAX_PHASES], *named}]
     medians = [[phase.p50_ns if (phase := side.get(name)) else 0.0 for name in shown] for side in (ours, theirs)]
     unit, size = time_scale([value for side in medians for value in side])
     bars = [
@@ -117,20 +119,25 @@ def _phases(sides: tuple[Side, Side]) -> Part:
     ]
     columns = ["phase", "A p50", "B p50", "", "A p99", "B p99", ""]
     aside = "Medians and 99th percentiles over the spans of all ranks, largest total first."
-    answer = Answer(_longer(ours, theirs), [figure, table(columns, rows, numbers=6)], aside)
+    answer = Answer(_say_longer(longer, len(ours.keys() & theirs)), [figure, table(columns, rows, numbers=6)], aside)
     return Part("phases", "Phases", question, answer)
 
 
-def _longer(ours: Mapping[str, PhaseStatistics], theirs: Mapping[str, PhaseStatistics]) -> str:
-    """How many phases have a higher median in B, and which of them adds most over its spans."""
-    both = [(ours[name], theirs[name]) for name in ours if name in theirs]
-    if not both:
+def _longer(
+    ours: Mapping[str, PhaseStatistics], theirs: Mapping[str, PhaseStatistics]
+) -> list[tuple[PhaseStatistics, PhaseStatistics]]:
+    """The phases with a higher median in B, in A and in B; first the one that adds most over all its spans."""
+    longer = [(ours[name], b) for name, b in theirs.items() if name in ours and b.p50_ns > ours[name].p50_ns]
+    return sorted(longer, key=lambda pair: (pair[0].p50_ns - pair[1].p50_ns) * pair[1].num_spans)
+
+
+def _say_longer(longer: list[tuple[PhaseStatistics, PhaseStatistics]], num_both: int) -> str:
+    if not num_both:
         return "No phase is in both."
-    longer = [(a, b) for a, b in both if b.p50_ns > a.p50_ns]
-    text = f"{len(longer)} of {count(len(both), 'phase')} {'has' if len(longer) == 1 else 'have'} a higher median in B"
+    text = f"{len(longer)} of {count(num_both, 'phase')} {'has' if len(longer) == 1 else 'have'} a higher median in B"
     if not longer:
         return f"{text}."
-    a, b = max(longer, key=lambda pair: (pair[1].p50_ns - pair[0].p50_ns) * pair[1].num_spans)
+    a, b = longer[0]
     return (
         f"{text}; most over all its spans <b>{escape(b.name)}</b>: {duration(a.p50_ns)} to {duration(b.p50_ns)} "
         f"({_change(a.p50_ns, b.p50_ns)})."

@@ -20,7 +20,7 @@ from tracekern.viewers.report.questions.transfers import describe_transfers
 from tracekern.viewers.report.stage_grid import describe_idle
 from tracekern.viewers.report.verdict import ON_CPU, evidence, following, part_of, verdict
 
-_TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
+TOLD_APART = (*ABSENT_KINDS, "lost_records", "open_span", "open_work", "salvaged", "fault", "left_out_profile_event")
 """Kinds of errors that the lines count, or describe themselves."""
 
 
@@ -229,7 +229,7 @@ def _other_errors(findings: Findings) -> list[str]:
     errors = [
         problem.text
         for problem in told_once(findings.timeline.problems)
-        if problem.severity == "error" and problem.kind not in _TOLD_APART
+        if problem.severity == "error" and problem.kind not in TOLD_APART
     ]
     if not errors:
         return []

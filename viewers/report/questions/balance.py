@@ -30,6 +30,8 @@ def draw(findings: Findings) -> Answer:
         body += ["<h3>What warps do, by role</h3>", _role_table(balance.roles)]
     if len(balance.experts) > 1:
         body += ["<h3>Experts</h3>", _expert_bars(balance.experts)]
+        if (rest := len(balance.experts) - _MAX_EXPERTS) > 0:
+            body.append(f"<p class='aside'>and {count(rest, 'more expert')}; these are the busiest</p>")
     if any(link.tokens or link.gb_per_s for link in balance.links):
         body += ["<h3>Links</h3>", *_links(findings)]
     return Answer(_answer(findings), body, _aside(findings))
@@ -120,8 +122,9 @@ def _imbalance_table(findings: Findings) -> str:
 
 
 def _expert_bars(experts: tuple[WorkLoad, ...]) -> Figure:
-    """One bar an expert, in their order; the ranks alternate in shade."""
-    shown = sorted(experts, key=lambda load: (load.rank, int(load.name)))[:_MAX_EXPERTS]
+    """One bar an expert, in their order, of the busiest if there are many; the ranks alternate in shade."""
+    busiest = sorted(experts, key=lambda load: (-load.tokens_received, -load.busy_ns))[:_MAX_EXPERTS]
+    shown = sorted(busiest, key=lambda load: (load.rank, int(load.name)))
     by_tokens = any(load.tokens_received for load in shown)
     unit, size = ("tokens received", 1.0) if by_tokens else time_scale([load.busy_ns for load in shown])
     data: list[dict[str, Any]] = [

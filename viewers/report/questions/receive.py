@@ -27,7 +27,7 @@ def draw(findings: Findings) -> Answer | None:
     matrix = findings.received
     if matrix is None:
         return None
-    shown = _first_ranks(matrix)
+    shown = _drawn_ranks(matrix)
     choice = Choice(
         [
             ("tokens", _picture(shown, shown.tokens, "Tokens received", is_time=False)),
@@ -66,13 +66,15 @@ def describe_received(matrix: ReceiveMatrix) -> str:
     return "; ".join(parts)
 
 
-def _first_ranks(matrix: ReceiveMatrix) -> ReceiveMatrix:
-    """Returns the pairs of as many whole ranks as can be drawn, one at least."""
+def _drawn_ranks(matrix: ReceiveMatrix) -> ReceiveMatrix:
+    """Returns the pairs of as many whole ranks as can be drawn: of the one whose expert got most, and of the first."""
     rank, _ = matrix.rows
-    row_limit = _MAX_CELLS // len(matrix.sources)
-    if len(rank) <= row_limit:
-        return matrix
-    return matrix.take((matrix.rank < rank[row_limit]) | (matrix.rank == rank[0]))
+    most = rank[matrix.grid(matrix.tokens).sum(axis=1).argmax()]
+    receivers, num_rows = np.unique(rank, return_counts=True)
+    order = np.argsort(receivers != most, kind="stable")
+    fits = np.cumsum(num_rows[order]) <= _MAX_CELLS // len(matrix.sources)
+    fits[0] = True
+    return matrix.take(np.isin(matrix.rank, receivers[order][fits]))
 
 
 def _picture(matrix: ReceiveMatrix, values: Int64, what: str, *, is_time: bool) -> Figure:

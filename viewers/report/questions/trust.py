@@ -10,7 +10,7 @@ from tracekern.analysis.summary import RankSummary
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.timeline.model import told_once
 from tracekern.viewers.report.frame import Answer, table
-from tracekern.viewers.report.headlines import trust
+from tracekern.viewers.report.headlines import TOLD_APART, trust
 from tracekern.viewers.report.question import Question
 
 _MAX_ROWS = 16
@@ -107,11 +107,12 @@ def _overhead(findings: Findings) -> str:
 
 
 def _problems(findings: Findings) -> str:
-    # What a launch lost is shown once, not again for each of its tracks; what ended a wait comes first.
+    # What a launch lost is shown once, not again for each of its tracks; what ended a wait comes first, and of errors
+    # those that the summary quotes: there may be one for each track of those that it counts.
     problems = told_once(
         problem for problem in findings.timeline.problems if problem.kind != "lost_records" or problem.track < 0
     )
-    problems.sort(key=lambda problem: (problem.kind != "fault", _SEVERITIES.index(problem.severity)))
+    problems.sort(key=lambda one: (one.kind != "fault", _SEVERITIES.index(one.severity), one.kind in TOLD_APART))
     if not problems:
         return "<p>The reader met no problem in the capture.</p>"
     rows = [[escape(problem.severity), escape(problem.text)] for problem in problems[:_MAX_ROWS]]
