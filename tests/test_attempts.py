@@ -74,7 +74,7 @@ def test_what_torchrun_starts_again_leaves_the_attempt_before_alone(tmp_path: Pa
     told = f"1 later attempt is beside this one; the newest: {directory / 'attempt-1'}"
     report = command_line("report", directory)
     assert report.returncode == 0, report.stderr
-    assert report.stdout.startswith("  fault  rank 0 ")
+    assert report.stdout.startswith("   died  rank 1 ended without closing the capture ")
     assert told in report.stdout
     assert told in command_line("info", directory).stdout
     assert "later attempt" not in command_line("report", directory / "attempt-1").stdout

@@ -55,5 +55,8 @@ def test_the_last_waits_of_dead_ranks_lasted_until_they_died(tmp_path: Path):
     waits = {wait.rank: wait.lasts_ns for wait in (hang.longest, *hang.others)}
     assert waits[0] >= 1e9
     assert waits[1] >= 1.4e9
-    (line,) = [line.text for line in headlines(analyze(timeline)) if line.word == "hang"]
-    assert re.match(r"rank [01] has waited \d", line)
+    died, hung, *_ = headlines(analyze(timeline))
+    by_launcher = "rank 1 was killed by the launcher in endless.wait_token"
+    assert (died.word, died.text) == ("died", f"rank 0 was killed by SIGKILL in endless.wait_token; {by_launcher}")
+    assert hung.word == "hang"
+    assert re.match(r"rank [01] has waited \d", hung.text)

@@ -181,17 +181,18 @@ def test_a_rank_that_never_joins_the_others_says_so_at_its_end(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("end", "code"),
-    [("os.kill(os.getpid(), signal.SIGTERM)", 143), ("os._exit(4)", 4)],
+    ("end", "code", "killed_by"),
+    [("os.kill(os.getpid(), signal.SIGTERM)", 143, "SIGTERM"), ("os._exit(4)", 4, "")],
 )
-def test_record_saves_what_a_killed_process_left(tmp_path: Path, end: str, code: int):
+def test_record_saves_what_a_killed_process_left(tmp_path: Path, end: str, code: int, killed_by: str):
     ended = record(tmp_path, sys.executable, "-c", f"{LIBRARY}step()\n{end}")
     assert ended.returncode == code, ended.stderr
     assert ended.stderr.splitlines()[:2] == [
         "rank 0 ended without closing the capture: saved from shared memory",
         "1 launch of rank 0 -> out",
     ]
-    assert load(tmp_path / "out").ranks[0].state == "salvaged"
+    (rank,) = load(tmp_path / "out").ranks
+    assert (rank.state, rank.metadata["killed_by"]) == ("salvaged", killed_by)
     assert not [leftover for leftover in find_leftovers() if leftover.directory == tmp_path / "out"]
 
 

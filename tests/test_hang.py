@@ -46,6 +46,7 @@ from tracekern.timeline.model import (
     TrackKind,
 )
 from tracekern.viewers.report.headlines import headlines
+from tracekern.viewers.report.questions import summary
 from tracekern.viewers.report.report_page import report_page
 
 Row = tuple[int, int, int, int]
@@ -333,10 +334,28 @@ def test_ranks_that_wait_for_each_other_are_all_described():
 
 
 def test_a_rank_that_died_has_waited_at_least_so_long():
-    timeline = timeline_of([(0, WAIT, 1, 4_000)], num_ranks=2)
+    timeline = timeline_of([(0, WAIT, 1, 9_000 - 2 * 10**9)], num_ranks=2)
     dead = timeline.replace(ranks=(timeline.ranks[0], make_rank(1, state="salvaged")))
-    assert "has waited 5.00 us for" in str(line_of(timeline))
-    assert "has waited at least 5.00 us for" in str(line_of(dead))
+    assert "has waited 2.00 s for" in str(line_of(timeline))
+    assert "has waited at least 2.00 s for" in str(line_of(dead))
+
+
+def test_a_death_comes_first_and_a_moment_that_it_cut_short_is_no_hang():
+    timeline = timeline_of([(0, WAIT, 1, 8_000), (1, COPY, 0, 8_500), (2, WAIT, 1, 8_500)], num_ranks=4)
+    dead = [make_rank(rank, state="salvaged", metadata={"killed_by": by}) for rank, by in enumerate(("", "SIGKILL"))]
+    findings = analyze(timeline.replace(ranks=(*dead, *timeline.ranks[2:])))
+    first, second, *_ = headlines(findings)
+    assert (first.word, first.text) == (
+        "died",
+        "rank 0 ended without closing the capture (killed or crashed) in dispatch.wait_token; "
+        "rank 1 was killed by SIGKILL in dispatch.copy_token",
+    )
+    assert second.word == "verdict"
+    assert "Rank 0 ended" in summary.draw(findings).text
+    assert findings.held_up is None
+    many = [make_rank(rank, state="salvaged", metadata={"killed_by": f"signal {40 + rank}"}) for rank in range(4)]
+    (died,) = [line.text for line in headlines(analyze(timeline.replace(ranks=tuple(many)))) if line.word == "died"]
+    assert died.endswith("in dispatch.wait_token; rank 3 died, too")
 
 
 def test_a_rank_whose_time_of_death_is_known_has_waited_until_then():

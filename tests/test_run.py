@@ -335,7 +335,8 @@ def test_a_killed_rank_is_named_and_its_part_is_kept(tmp_path):
         for text in said
     )
     timeline = tracekern.load(tmp_path)
-    first, second = headlines(analyze(timeline))[:2]
+    died, first, second = headlines(analyze(timeline))[:3]
+    assert (died.word, died.text.startswith("rank 2 was killed by SIGKILL ")) == ("died", True)
     assert (first.word, "gave up on rank 2" in first.text) == ("fault", True)
     assert len(re.findall(r"; rank \d waited [\d.]+ m?s for rank 2 \(", first.text)) == 2
     assert (second.word, second.text.startswith("Rank 2 did not come in time: rank ")) == ("verdict", True)

@@ -7,6 +7,7 @@ import difflib
 import html
 import math
 import re
+import signal
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -108,6 +109,14 @@ def ranks(numbers: list[int] | tuple[int, ...]) -> str:
     if len(shown) == 1:
         return f"rank {shown[0]}"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}" if shown else "no rank"
+
+
+def signal_name(returncode: int) -> str:
+    """ "SIGKILL" for the exit status -9 of a process; "signal 40" for a signal without a name, "" for none."""
+    try:
+        return signal.Signals(-returncode).name if returncode < 0 else ""
+    except ValueError:  # most of the real-time signals
+        return f"signal {-returncode}"
 
 
 def number_ranges(numbers: list[int]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
-from tracekern.analysis.hang import Hang, find_hang
+from tracekern.analysis.hang import Death, Hang, find_deaths, find_hang
 from tracekern.analysis.held_up import HeldUp, find_held_up
 from tracekern.analysis.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.overlap import RankThreads, StreamOverlap, stream_overlaps, thread_overlaps
@@ -239,6 +239,11 @@ class Findings:
     def hang(self) -> Hang | None:
         """The waits for other ranks that never ended; None where there are none."""
         return find_hang(self.timeline)
+
+    @cached_property
+    def deaths(self) -> tuple[Death, ...]:
+        """Ranks that ended before they closed their captures, and what they did then."""
+        return () if self.damage else find_deaths(self.timeline)
 
     @cached_property
     def held_up(self) -> HeldUp | None:

@@ -39,6 +39,16 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class Death:
+    """A rank whose process ended before it closed its capture."""
+
+    killed_by: str
+    """The name of a signal, or "the launcher"; "" where nobody saw it end."""
+    then: Holder
+    """What the rank did then."""
+
+
+@dataclass(frozen=True)
 class OpenWait:
     """A wait that has not ended."""
 
@@ -82,9 +92,7 @@ def find_hang(timeline: Timeline) -> Hang | None:
     row = np.flatnonzero(endless_waits(timeline))
     if not len(row):
         return None
-    lost = np.array([*(launch.records_lost > 0 for launch in timeline.launches), False])
-    is_device = timeline.tracks_of(TrackKind.DEVICE)
-    open_rows = np.flatnonzero(spans.is_open & is_device[spans.track] & ~lost[spans.launch])
+    open_rows = _open_rows(timeline)
     rank, peer = timeline.track_ranks()[spans.track[row]], named_peers(timeline, row)
     between = (peer >= 0) & (peer != rank)
     if between.any():
@@ -116,6 +124,23 @@ def find_hang(timeline: Timeline) -> Hang | None:
         others=tuple(held(longest_of[other]) for other in sorted(longest_of)),
         at_least=any(known.state == "salvaged" and known.died_ns is None for known in timeline.ranks),
     )
+
+
+def find_deaths(timeline: Timeline) -> tuple[Death, ...]:
+    """Finds ranks that died, the first one first as far as that is known."""
+    dead = [rank for rank in timeline.ranks if rank.state == "salvaged"]
+    dead.sort(key=lambda rank: (rank.died_ns is None, rank.died_ns or 0, rank.rank))
+    open_rows, end_ns = _open_rows(timeline), timeline.last_times()
+    return tuple(
+        Death(rank.metadata.get("killed_by", ""), _describe(timeline, rank.rank, open_rows, end_ns)) for rank in dead
+    )
+
+
+def _open_rows(timeline: Timeline) -> Int64:
+    """Spans of devices that never closed, but for those whose end was lost for lack of room."""
+    lost = np.array([*(launch.records_lost > 0 for launch in timeline.launches), False])
+    spans, is_device = timeline.spans, timeline.tracks_of(TrackKind.DEVICE)
+    return np.flatnonzero(spans.is_open & is_device[spans.track] & ~lost[spans.launch])
 
 
 def _sent_ns(timeline: Timeline, row: Int64, until_ns: Int64, end_ns: Int64) -> Int64:

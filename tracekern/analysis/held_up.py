@@ -48,7 +48,7 @@ def find_held_up(timeline: Timeline, hang: Hang | None) -> HeldUp | None:
     """hang: find_hang(timeline). Returns None where no wait gave up, and none hangs."""
     is_running = any(rank.state == "running" for rank in timeline.ranks)
     has_fault = any(rank.metadata.get("fault_text") for rank in timeline.ranks)
-    if not has_fault and (hang is None or not _is_stuck(timeline, hang)):
+    if not has_fault and (hang is None or hang.longest.lasts_ns < _HANGS_NS):
         return None
     faults = {rank.rank: fault for rank in timeline.ranks if (fault := fault_of(rank))}
     last = {wait.rank: _of_open(wait, hang) for wait in (hang.longest, *hang.others)} if hang else {}
@@ -68,11 +68,6 @@ def find_held_up(timeline: Timeline, hang: Hang | None) -> HeldUp | None:
         interrupted=min(interrupted, default=None),
         is_running=is_running,
     )
-
-
-def _is_stuck(timeline: Timeline, hang: Hang) -> bool:
-    has_died = any(rank.state == "salvaged" for rank in timeline.ranks)
-    return has_died or hang.longest.lasts_ns >= _HANGS_NS
 
 
 def _of_open(wait: OpenWait, hang: Hang) -> LastWait:

@@ -17,7 +17,7 @@ import typer
 from tracekern.cli import options
 from tracekern.cli.output import note, quoted, show_it, suggest
 from tracekern.errors import BadInput
-from tracekern.formatting import count, ranks
+from tracekern.formatting import count, ranks, signal_name
 
 if TYPE_CHECKING:
     from tracekern.segment.salvage import Leftover
@@ -54,13 +54,14 @@ def record(
     env = {"TRACEKERN_CAPTURE": str(directory), "TRACEKERN_CAPTURE_OPTIONS": json.dumps(chosen)}
     env |= {"TRACEKERN_RECORDING": recording}
     with keeping(recording):
-        exit_code = _run(command, env)
+        program = _run(command, env)
         rest = [leftover for leftover in find_leftovers() if leftover.run_id not in older]
-        is_left = _save_rest(directory, rest)
+        is_left = _save_rest(directory, rest, program)
     is_there = _tell(output, recording, {leftover.run_id for leftover in rest})
     if not is_there and not is_left:
         note(f"{directory}: nothing was recorded: the program never called tracekern.launch(), or its log says why not")
-    raise typer.Exit(exit_code or int(is_left))
+    code = program.returncode
+    raise typer.Exit((code if code >= 0 else 128 - code) or int(is_left))
 
 
 def _check(output: Path, chosen: dict[str, Any]) -> None:
@@ -75,15 +76,15 @@ def _check(output: Path, chosen: dict[str, Any]) -> None:
         raise BadInput(f"{output}: cannot be written, {there} {why}; choose another directory")
 
 
-def _run(command: list[str], env: dict[str, str]) -> int:
-    """Returns the exit code as a shell gives it. Ctrl-C reaches the program by itself, as it shares the terminal."""
+def _run(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Returns the program, which has ended. Ctrl-C reaches it by itself, as it shares the terminal."""
     try:
         program = subprocess.Popen(command, env=os.environ | env)
     except OSError as error:
         raise BadInput(f"record: cannot run {quoted(*command)}: {error.strerror}") from None
     with _signals_passed_on(program):
-        code = program.wait()
-    return code if code >= 0 else 128 - code
+        program.wait()
+    return program
 
 
 @contextlib.contextmanager
@@ -97,7 +98,7 @@ def _signals_passed_on(program: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _save_rest(directory: Path, leftovers: list[Leftover]) -> bool:
+def _save_rest(directory: Path, leftovers: list[Leftover], program: subprocess.Popen[bytes]) -> bool:
     """Saves what ranks left in shared memory that were killed, or had no room. Returns whether some of it stays."""
     from tracekern.dump.attempts import is_attempt_of
     from tracekern.segment.salvage import find_leftovers, salvage_run
@@ -113,7 +114,8 @@ def _save_rest(directory: Path, leftovers: list[Leftover]) -> bool:
             so_far = f"what they recorded so far: {suggest('snapshot', run_id)}"
             note(f"{ranks([leftover.rank for leftover in of_run])} of run {run_id} still run; {so_far}")
             continue
-        if saved := salvage_run(run_id):
+        killed_by = {one.rank: signal_name(program.returncode) for one in of_run if one.pid == program.pid}
+        if saved := salvage_run(run_id, killed_by=killed_by):
             note(f"{ranks(sorted(saved))} ended without closing the capture: saved from shared memory")
         if left := [leftover.rank for leftover in find_leftovers(run_id)]:
             is_left = True

@@ -105,8 +105,9 @@ def _print_lines(lines: list[Line]) -> None:
 
 
 def _held_up(findings: Findings) -> dict[str, Any]:
-    """Who did not come, and what each rank waited for; nothing of a run that ended."""
-    return {"held_up": dataclasses.asdict(findings.held_up)} if findings.held_up else {}
+    """Who died or did not come, and what each rank waited for; nothing of a run that ended."""
+    died = {"deaths": [dataclasses.asdict(death) for death in findings.deaths]} if findings.deaths else {}
+    return {**died, "held_up": dataclasses.asdict(findings.held_up)} if findings.held_up else died
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

@@ -326,7 +326,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
         checker.integer(lacked, "launches", 1)
         for key in ("name", "text"):
             checker.get(lacked, key, str)
-    for key in ("refused_text", "counted_text", "fault_text"):
+    for key in ("refused_text", "counted_text", "fault_text", "killed_by"):
         checker.get({key: ""} | metadata, key, str)
     checker.get({"settings": {}} | metadata, "settings", dict)
     if metadata.get("fault") is not None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from tracekern.environment import positive_number, warn_of_unread
 from tracekern.errors import BadInput
+from tracekern.formatting import signal_name
 from tracekern.launcher.rendezvous import environment, free_port, give_socket, store_socket
 from tracekern.launcher.spawner import NUM_RESIDENTS, SpawnedRank, Spawner
 from tracekern.launcher.start import start_process
@@ -65,10 +66,7 @@ class RankExit:
     @property
     def signal_name(self) -> str:
         """The signal that ended the rank, "" for none; "signal 40" for one without a name."""
-        try:
-            return signal.Signals(-self.returncode).name if self.returncode < 0 else ""
-        except ValueError:  # most of the real-time signals
-            return f"signal {-self.returncode}"
+        return signal_name(self.returncode)
 
 
 def launch_ranks(
@@ -120,7 +118,7 @@ def launch_ranks(
         try:
             target = run.carry_out(target, num_processes, timeout_s, kill_after_s)
         finally:
-            salvaged = salvage_run(run.run_id, Path(capture_dir) if capture_dir else None)
+            salvaged = salvage_run(run.run_id, Path(capture_dir) if capture_dir else None, run.killed_by())
     if isinstance(target, Spawner) and target.error:
         raise BadInput(f"target {target.target!r}: cannot be imported ({target.error}); check module and function")
     if run.problem is not None:
@@ -291,6 +289,14 @@ class _Run:
         self.running()
         num_residents = int(self.env[NUM_RESIDENTS])
         stamp_deaths(self.run_id, dict.fromkeys(range(num_residents), self.ended_ns.get(0, 0)) or self.ended_ns)
+
+    def killed_by(self) -> dict[int, str]:
+        """Returns what killed ranks: the name of a signal, or "the launcher"."""
+        found = {
+            rank: "the launcher" if rank in self.stopped else signal_name(process.poll() or 0)
+            for rank, process in enumerate(self.processes)
+        }
+        return dict.fromkeys(range(int(self.env[NUM_RESIDENTS])), found.get(0, "")) or found
 
     def ends(self, salvaged: Container[int], num_ranks: int) -> list[RankExit]:
         """Returns how each rank ended, [num_ranks]. salvaged: the ranks whose captures were saved for them.

@@ -35,13 +35,13 @@ def pack(segment: SegmentView) -> memoryview:
     return buffer.getbuffer()
 
 
-def write_dump(path: Path | str, segment: SegmentView) -> int:
+def write_dump(path: Path | str, segment: SegmentView, killed_by: str = "") -> int:
     """Write the dump of a segment; the file appears whole or not at all. Returns its size in bytes.
 
-    Raises BadInput if the directory cannot hold it.
+    killed_by: what killed its rank, where that is known. Raises BadInput if the directory cannot hold it.
     """
     with file_of_capture(Path(path)) as file:
-        return _write(segment, file)
+        return _write(segment, file, killed_by)
 
 
 @contextlib.contextmanager
@@ -244,7 +244,7 @@ def _sinks(launches: list[_Packed]) -> dict[str, list[str]]:
     return {name: sorted(sinks) for name, sinks in found.items()}
 
 
-def _write(segment: SegmentView, file: BinaryIO) -> int:
+def _write(segment: SegmentView, file: BinaryIO, killed_by: str = "") -> int:
     from tracekern import _core
 
     launches, num_lost = [], 0
@@ -262,7 +262,7 @@ def _write(segment: SegmentView, file: BinaryIO) -> int:
     rows = {"clock_samples": segment.clock_samples(), "host_spans": segment.host_spans()}
     headers = _compress_headers(launches)
     metadata, payload_bytes = _metadata(segment, rows, launches, num_lost, headers)
-    text = json.dumps(metadata).encode()
+    text = json.dumps(metadata | {"killed_by": killed_by}).encode()
     file.write(bytes(fmt.DUMP_HEADER.itemsize))
     file.write(text)
     file.write(bytes(-len(text) % fmt.ALIGNMENT))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tracekern.dump import format as fmt
 from tracekern.dump.attempts import is_attempt_of
@@ -66,11 +67,13 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
     return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
 
 
-def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
+def salvage_run(
+    run_id: str, directory: Path | None = None, killed_by: Mapping[int, str] = MappingProxyType({})
+) -> set[int]:
     """Write the missing dumps of a run's captures and their manifests, and remove the run's segments.
 
     Call it when no rank runs any more. directory: where to write, instead of the directory of each capture; the dumps
-    of ranks that closed are copied from there.
+    of ranks that closed are copied from there. killed_by: rank -> what killed it, where that is known.
     Returns the ranks that never closed and were saved. A segment whose dump cannot be written, or would replace that of
     another capture, is reported and kept.
     """
@@ -87,7 +90,7 @@ def salvage_run(run_id: str, directory: Path | None = None) -> set[int]:
                 remove_segment(name)
             continue
         try:
-            place = _save(segment, directory, deadline)
+            place = _save(segment, directory, deadline, killed_by)
         except _DAMAGED as error:
             kind = "" if isinstance(error, BadInput) else f"{type(error).__name__}: "
             failures.append(f"cannot save {name}: {kind}{error}")
@@ -127,7 +130,9 @@ def discard_run(run_id: str) -> None:
         remove_segment(name)
 
 
-def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path | None:
+def _save(
+    segment: SegmentView, directory: Path | None, deadline: float, killed_by: Mapping[int, str]
+) -> Path | None:
     """Writes the segment's dump unless it exists. Returns the directory that holds it.
 
     Returns None if the dump was written before and a later capture of the same program replaced it. Raises BadInput if
@@ -150,7 +155,7 @@ def _save(segment: SegmentView, directory: Path | None, deadline: float) -> Path
             return None
         if other:
             raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
-        write_dump(target / file_name, segment)
+        write_dump(target / file_name, segment, killed_by.get(metadata["rank"], ""))
     return place
 
 

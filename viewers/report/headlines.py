@@ -34,13 +34,14 @@ def headlines(findings: Findings) -> list[Line]:
     """One line each: what costs most, why that is said, what is next, of which part all that is, where warps wait and
     kernels stand, what bounds the time, how far to trust it.
 
-    A wait that exceeded its time limit comes first, or else waits that never ended. What experts received is told of
-    captures that say so. Where the times are damaged that is all, with what ended a wait.
+    Ranks that died come first, then a wait that exceeded its time limit, or else waits that never ended. What experts
+    received is told of captures that say so. Where the times are damaged that is all, with what ended a wait.
     """
     if findings.damage:
         return [*_fault(findings), Line("verdict", f"No figure is given: {findings.damage}")]
     said, why, next_cost, part = verdict(findings), evidence(findings), following(findings), part_of(findings)
     return [
+        *_died(findings),
         *(_fault(findings) or _hang(findings)),
         Line("verdict", said),
         *([Line("why", why)] if why else []),
@@ -55,6 +56,28 @@ def headlines(findings: Findings) -> list[Line]:
     ]
 
 
+def _died(findings: Findings) -> list[Line]:
+    """Which ranks died, by what, and where they were then."""
+    dead: dict[tuple[str, str], list[int]] = {}
+    for death in findings.deaths:
+        dead.setdefault((death.killed_by, _where(death.then)), []).append(death.then.rank)
+    parts = [f"{ranks(sorted(of))} {_how(by, len(of))} {where}" for (by, where), of in [*dead.items()][:3]]
+    if rest := [rank for of in [*dead.values()][3:] for rank in of]:
+        parts.append(f"{ranks(rest)} died, too")
+    return [Line("died", "; ".join(parts))] if parts else []
+
+
+def _how(killed_by: str, num_ranks: int) -> str:
+    verb = "was" if num_ranks == 1 else "were"
+    return f"{verb} killed by {killed_by}" if killed_by else "ended without closing the capture (killed or crashed)"
+
+
+def _where(then: Holder) -> str:
+    if then.doing:
+        return f"in {then.doing}"
+    return f"outside recorded kernels, after {then.last_stage}" if then.last_stage else "before any recorded kernel"
+
+
 def _fault(findings: Findings) -> list[Line]:
     """The wait that exceeded its limit first, then what the other ranks waited for: those waits were ended by it."""
     faulty = [rank for rank in findings.timeline.ranks if rank.metadata.get("fault_text")]
@@ -66,7 +89,7 @@ def _fault(findings: Findings) -> list[Line]:
 
 def _hang(findings: Findings) -> list[Line]:
     hang = findings.hang
-    if hang is None:
+    if hang is None or (findings.deaths and not findings.held_up):  # waits that the death of ranks cut short
         return []
     within = hang.longest.peer == hang.longest.rank
     at_least = "at least " if hang.at_least else ""

@@ -166,7 +166,8 @@ def _whole_rank(dump: Dump) -> list[Problem]:
         text = f"rank {rank} was still running: this is what it had recorded by then"
         problems.append(Problem("note", "running", rank, -1, text))
     elif metadata["state"] == "salvaged":
-        text = f"rank {rank} never closed its capture: killed or crashed; its last records were salvaged"
+        why = f"killed by {killed_by}" if (killed_by := metadata.get("killed_by")) else "killed or crashed"
+        text = f"rank {rank} never closed its capture: {why}; its last records were salvaged"
         problems.append(Problem("error", "salvaged", rank, -1, text))
     device_records = "to come when the capture closes; take keep='last'" if is_running else "gone; take sink='host'"
     if metadata.get("fault_text"):
