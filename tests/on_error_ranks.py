@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -44,6 +45,9 @@ def options(case: str, rank: int) -> dict:
         return {"device": OwnClock(rank, is_stopped=rank == 1)}
     if rank == 0:
         return {}
+    if case == "files":
+        used = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 5, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     wrong = {
         "argument": {"every": 0},
         "preload": {"preload": [fail]},
@@ -56,6 +60,8 @@ def options(case: str, rank: int) -> dict:
 def in_the_block(case: str, rank: int, capture) -> None:
     if case.startswith("gone"):
         dist.destroy_process_group()
+    if case == "files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     if case == "killed" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if case.endswith("error"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,31 @@ def test_so_does_one_whose_segment_is_taken(tmp_path: Path, run_id: str):
         check_untraced(run(PROGRAM, tmp_path), tmp_path, "already there from another run")
     finally:
         taken.unlink()
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "found out"])
+def test_with_too_few_files_a_capture_leaves_no_segment(tmp_path: Path, run_id: str, monkeypatch, is_told: bool):
+    monkeypatch.setenv("TRACEKERN_RUN_ID", run_id)
+    if not is_told:
+        monkeypatch.setattr("tracekern.comm.group.lacking_files", lambda num_ranks: "")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used, said = len(os.listdir("/proc/self/fd")) - 1, []
+    for room in range(20):
+        session = capture(tmp_path, max_bytes=1 << 16)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, before[1]))
+        try:
+            session.__enter__()
+        except (BadInput, OSError) as error:
+            said.append(str(error))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        if len(said) <= room:
+            session.__exit__(None, None, None)
+        assert not list_segments(run_id), room
+    if is_told:
+        wanted = r"rank 0 needs 17 more open files and may open \d+; raise the limit \(`ulimit -n`, now \d+\)"
+        assert len(said) in (17, 18)
+        assert all(re.fullmatch(wanted, text) for text in said)
 
 
 def test_so_does_one_of_a_rank_that_nobody_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -376,6 +402,7 @@ def ranks() -> Iterator[Callable[..., list[list[str]]]]:
         ("preload", "ArithmeticError: of a preload function", "rank 1: ArithmeticError: of a preload function"),
         ("no room", "segment tracekern-.*: no room in", "rank 1: segment tracekern-.*: no room in"),
         ("no extension", ".*tracekern._core", "rank 1: .*tracekern._core"),
+        ("files", *["rank 1 needs 18 more open files and may open 4; raise the limit"] * 2),
         ("taken", "segment .*: already there", "rank 1: segment .*: already there"),
         ("stopped clock", "RuntimeError: the clock cannot be read", "clock samples: rank 0 lost the others"),
         ("no gpu", ".*GPU", "rank 0: the other ranks do not answer"),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tracekern.comm import messages
 from tracekern.comm.agreement import Check, Said, refuse_different_calls
+from tracekern.comm.host_memory import lacking_files
 from tracekern.comm.launcher_environment import rank_and_size
 from tracekern.comm.meeting import meet
 from tracekern.comm.this_thread import this_resident
@@ -57,7 +58,7 @@ class Group:
         initialized, else from RANK and WORLD_SIZE or what mpirun and srun set. All ranks call it together.
 
         Raises:
-            BadInput: What the launcher set does not fit together.
+            BadInput: What the launcher set does not fit together, or a rank may open too few files.
             PeerLost: A peer has ended or is late.
         """
         if (own := this_resident()) is not None:
@@ -65,16 +66,22 @@ class Group:
             group: Group = residents.open_group(rank)
             return group
         dist = sys.modules.get("torch.distributed")
-        if dist is not None and dist.is_available() and dist.is_initialized():
-            rank, num_ranks = dist.get_rank(), dist.get_world_size()
-            process_group = None
-            if num_ranks > 1:
-                timeout_s = message_timeout_s()
-                with losing_peers(rank):
-                    meet(rank, num_ranks, timeout_s)
-                    process_group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo")
-            return cls(rank, num_ranks, process_group)
-        return cls(*rank_and_size())
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            return cls._alone(*rank_and_size())
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        if num_ranks == 1:
+            return cls._alone(rank, num_ranks)
+        timeout_s = message_timeout_s()
+        with losing_peers(rank):
+            meet(rank, num_ranks, timeout_s, lacking_files(num_ranks))
+            process_group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo")
+        return cls(rank, num_ranks, process_group)
+
+    @classmethod
+    def _alone(cls, rank: int, num_ranks: int) -> Group:
+        if problem := lacking_files(1):
+            raise BadInput(f"rank {rank} {problem}")
+        return cls(rank, num_ranks)
 
     @classmethod
     def of(cls, group: Any) -> Group:
@@ -281,7 +288,7 @@ def losing_peers(rank: int) -> Iterator[None]:
     """
     try:
         yield
-    except PeerLost:
+    except (BadInput, PeerLost):
         raise
     except Exception as error:  # of any kind, see above
         if is_of_signal(error):

@@ -44,6 +44,18 @@ def too_few_files(num_ranks: int) -> str:
     return f"needs {needs} open files a rank, {allowed} are allowed; raise the limit (`ulimit -n {needs}`)"
 
 
+def lacking_files(num_ranks: int) -> str:
+    """Returns the end of a line if this process cannot open enough files for its peers and a capture; else ""."""
+    needs, allowed = _FILES // 2 + num_ranks, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        left = allowed - len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even one
+        left = 0
+    if allowed == resource.RLIM_INFINITY or left >= needs:
+        return ""
+    return f"needs {needs} more open files and may open {max(0, left)}; raise the limit (`ulimit -n`, now {allowed})"
+
+
 def _free_shared() -> int:
     shared = os.statvfs(SHM_DIR)
     return shared.f_bavail * shared.f_frsize

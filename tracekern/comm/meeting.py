@@ -10,21 +10,26 @@ import contextlib
 import itertools
 from datetime import timedelta
 
-from tracekern.errors import PeerLost
+from tracekern.errors import BadInput, PeerLost
 from tracekern.formatting import ranks as name_ranks
 
 _numbers = itertools.count()
 _GO, _STOP = "go", "stop"
 
 
-def meet(rank: int, num_ranks: int, timeout_s: float) -> None:
-    """Returns when all ranks have called it as often. Raises PeerLost, on all alike, if one does not come in time."""
+def meet(rank: int, num_ranks: int, timeout_s: float, problem: str = "") -> None:
+    """Returns when all ranks have called it as often.
+
+    On all ranks alike, raises PeerLost if one does not come in time, and BadInput with the `problem` that one has.
+    """
     from torch.distributed.distributed_c10d import _get_default_store
 
     store, limit = _get_default_store(), timedelta(seconds=timeout_s)
     place = f"tracekern-meeting-{next(_numbers)}/"
     decision = f"{place}decision"
     store.set(f"{place}{rank}", "")
+    if problem and store.add(f"{place}deciders", 1) == 1:
+        store.set(decision, f"rank {rank} {problem}")
     is_last = store.add(f"{place}arrived", 1) == num_ranks
     if not is_last:
         with contextlib.suppress(RuntimeError):  # somebody is late
@@ -33,7 +38,10 @@ def meet(rank: int, num_ranks: int, timeout_s: float) -> None:
     if (is_last or not store.check([decision])) and store.add(f"{place}deciders", 1) == 1:
         store.set(decision, _GO if is_last else _STOP)
     store.wait([decision], limit)
-    if store.get(decision) != _GO.encode():
+    word = store.get(decision).decode()
+    if word not in (_GO, _STOP):
+        raise BadInput(word)
+    if word == _STOP:
         late = [peer for peer in range(num_ranks) if not store.check([f"{place}{peer}"])]
         who = f"{name_ranks(late)} did not come" if late else "one came too late"
         raise PeerLost(f"rank {rank}: not all ranks open what this one opens: {who} within {timeout_s:g} s")

@@ -130,9 +130,7 @@ def discard_run(run_id: str) -> None:
         remove_segment(name)
 
 
-def _save(
-    segment: SegmentView, directory: Path | None, deadline: float, killed_by: Mapping[int, str]
-) -> Path | None:
+def _save(segment: SegmentView, directory: Path | None, deadline: float, killed_by: Mapping[int, str]) -> Path | None:
     """Writes the segment's dump unless it exists. Returns the directory that holds it.
 
     Returns None if the dump was written before and a later capture of the same program replaced it. Raises BadInput if

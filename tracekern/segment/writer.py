@@ -145,8 +145,10 @@ class SegmentWriter(SegmentView):
             except FileExistsError:
                 raise BadInput(f"segment {name}: already there from another run; remove {SHM_DIR / name}") from None
             except OSError as error:
-                what_to_do = MAKE_ROOM if error.errno in NO_ROOM else f"{SHM_DIR} has to be a tmpfs that can be written"
-                raise BadInput(f"segment {name}: no room in {SHM_DIR} ({error.strerror}); {what_to_do}") from None
+                if error.errno in NO_ROOM:
+                    raise BadInput(f"segment {name}: no room in {SHM_DIR} ({error.strerror}); {MAKE_ROOM}") from None
+                why = f"{SHM_DIR} cannot be written ({error.strerror}); mount a tmpfs there"
+                raise BadInput(f"segment {name}: {why}") from None
             undo.pop_all()
         segment._owner_lock = lock
         return segment
