@@ -221,6 +221,7 @@ NEW_CALL = (
         ({"config": Config(2, 6, 8194, 6, 258)}, "num_nvl_bytes + num_rdma_bytes is 1048576; a call with 2 experts"),
         ({"timeout_s": 0}, "timeout_s is 0; wanted more than 0"),
         ({"capture": "no capture"}, "capture is str"),
+        ({"after_stage": "dispatch"}, "after_stage is str; wanted a function of the name of a kernel"),
         (arguments(9), "x has 9 tokens; the buffer was made with num_max_tokens_per_rank=8"),
     ],
 )
@@ -316,6 +317,7 @@ def combine_badly(group: Group) -> dict[str, str]:
     refuse("bias", x, handle, bias=x.new_zeros((len(given.x) + 1, case.hidden)))
     refuse("biases", x, handle, bias=(given.x,) * 3)
     refuse("async", x, handle, async_finish=None)
+    refuse("after_stage", x, handle, after_stage=1)
     told["right"] = str(num_wrong(buffer, case, 2))
     buffer.destroy()
     refuse("destroyed", x, handle)
@@ -336,6 +338,7 @@ def test_a_wrong_combine_is_refused_before_a_launch(pools):
         "bias": "bias is torch.bfloat16 [",
         "biases": "3 biases; wanted at most two",
         "async": "async_finish is None; wanted True or False",
+        "after_stage": "after_stage is int; wanted a function of the name of a kernel",
         "right": "0",
         "destroyed": "the buffer was destroyed; make another one",
     }

@@ -146,9 +146,9 @@ def check_aligned(name: str, tensor: torch.Tensor) -> None:
         raise BadInput(f"{name} begins at an address that {ALIGNMENT} bytes do not divide; clone() it")
 
 
-def check_start(usual: Limits, capture: Any, timeout_s: Any, on_timeout: Any) -> Limits:
-    """Checks a call's capture and its limits. Returns these; None stands for the usual one."""
-    check_capture(capture)
+def check_start(usual: Limits, capture: Any, timeout_s: Any, on_timeout: Any, after_stage: Any = None) -> Limits:
+    """Checks a call's capture, limits and after_stage. Returns the limits; None stands for the usual one."""
+    check_capture(capture, after_stage)
     limits = (usual[0] if timeout_s is None else timeout_s, usual[1] if on_timeout is None else on_timeout)
     check_timeout(*limits)
     return limits

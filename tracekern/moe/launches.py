@@ -54,10 +54,12 @@ def describe(
     return json.dumps(table)
 
 
-def check_capture(capture: Any) -> None:
-    """Raises BadInput for what is no capture, where it is not None."""
+def check_capture(capture: Any, after_stage: Any = None) -> None:
+    """Raises BadInput for what is no capture, or no function of the name of a kernel, where they are not None."""
     if capture is not None and not callable(getattr(capture, "launch", None)):
         raise BadInput(f"capture is {type(capture).__name__}; wanted that of `with tracekern.capture(...) as capture`")
+    if after_stage is not None and not callable(after_stage):
+        raise BadInput(f"after_stage is {type(after_stage).__name__}; wanted a function of the name of a kernel")
 
 
 class Launches:

@@ -139,7 +139,7 @@ class Pipeline:
 
         with self.comm.one_user_call(f"a call of {self.variant}"):
             self._check_tensors(x, topk_idx, topk_weights)
-            check_capture(capture)
+            check_capture(capture, after_stage)
             if not isinstance(experts, Experts):
                 raise BadInput(f"experts is {type(experts).__name__}; wanted Experts, or Int4Experts")
             experts.check(self.comm, self.shape)

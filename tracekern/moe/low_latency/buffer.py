@@ -272,7 +272,7 @@ class Buffer:
         Raises BadInput.
         """
         with self._one_call("apply_experts"):
-            check_capture(capture)
+            check_capture(capture, after_stage)
             dispatched = self._check_handle(handle)
             check_experts(self.comm, dispatched.layout, experts, rows)
             self._kernels.apply_experts(dispatched, experts, rows, capture, after_stage)

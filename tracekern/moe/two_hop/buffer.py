@@ -210,7 +210,7 @@ class Buffer:
 
         def check() -> tuple[Layout, Given]:
             check_events(*events)
-            check_start(self._limits, *how)
+            check_start(self._limits, *how, after_stage)
             return self._check(x, config, arguments)
 
         with self._one_call("dispatch"):
@@ -238,7 +238,7 @@ class Buffer:
         all ranks. after_stage: told each kernel that was started. Raises BadInput.
         """
         with self._one_call("apply_experts"):
-            check_capture(capture)
+            check_capture(capture, after_stage)
             ids = check_experts(self.comm, self._layout, recv_x, recv_topk_idx, recv_topk_weights, experts)
             return self._kernels.apply_experts(recv_x, ids, recv_topk_weights, experts, capture, after_stage)
 
@@ -268,7 +268,7 @@ class Buffer:
         """
         with self._one_call("combine"):
             check_events(previous_event, async_finish, allocate_on_comm_stream)
-            limits = check_start(self._limits, capture, timeout_s, on_timeout)
+            limits = check_start(self._limits, capture, timeout_s, on_timeout, after_stage)
             parts = check_handle(self.comm, self.nodes, self._layout, handle, config)
             assert self._layout is not None
             biases = check_combine(self.comm, self.nodes, self._layout, x, parts, topk_weights, bias)
@@ -351,7 +351,7 @@ class Buffer:
         after_stage: AfterStage | None,
     ) -> tuple[Any, EventOverlap]:
         """arguments: those that a call with a handle takes none of. how: capture, timeout_s, on_timeout."""
-        limits = check_start(self._limits, *how)
+        limits = check_start(self._limits, *how, after_stage)
         refuse_beside_handle(arguments)
         parts = check_handle(self.comm, self.nodes, self._layout, handle, config)
         assert self._layout is not None
