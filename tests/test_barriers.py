@@ -67,7 +67,7 @@ def test_a_rank_that_gives_up_tells_itself_and_all_others_whatever_a_dead_one_be
     skipped = -memory.ctypes.data % size
     heaps = [memory[skipped + rank * size :][:size].view(np.uint32) for rank in range(2)]
     waiting = _core.CpuCommunicator(0, [heap.ctypes.data for heap in heaps], timeout_ns=50_000_000)
-    abort, aborted_by = 0, 1  # their places in HeapControl
+    abort, aborted_by = 0, 2  # their places in HeapControl
     for heap in heaps:
         heap[aborted_by] = 2
     waiting.barrier()

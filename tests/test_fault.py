@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from tracekern import _core
-from tracekern.dump.fault import FAULT_RECORD, FIRST_FAULT_RECORD, INTERRUPTED, describe_fault, parse_fault
+from tracekern.dump.fault import (
+    FAULT_RECORD,
+    FIRST_FAULT_RECORD,
+    FLAG_VALUE_BITS,
+    INTERRUPTED,
+    describe_fault,
+    parse_fault,
+)
 from tracekern.moe.low_latency.settings import FAULT_SLOTS, FAULT_VALUES
 from tracekern.moe.p2p.pipeline import FAULT_VALUES as P2P_VALUES
 
@@ -40,6 +47,7 @@ NAMES = {
             "roles": ["sender", "forwarder"],
             "rings": ["rdma", "nvl"],
             "peers": 2,
+            "refusals": ["rank {rank} is tired", "rank {rank} met {number} others"],
         },
     ],
 }
@@ -90,6 +98,12 @@ def test_blocks_that_did_not_come_are_counted():
 def test_who_comes_after_another_one_gave_up_has_waited_for_nobody(bits: int, why: str):
     text = told(4, 1, channel=1, peer=0, cause=2, aborted_by=2 | bits, waited_ns=0)
     assert text.endswith(f"block 0 warp 0 stopped before it waited for anything: rank 1 {why} before")
+
+
+def test_a_call_that_a_rank_refused_is_told_in_the_words_of_its_kernels():
+    refused = {"stage": 3, "cause": 2, "aborted_by": 3, "version": 2}
+    assert told(0, 0, **refused, refusal=2 << FLAG_VALUE_BITS | 5) == "rank 2 met 5 others"
+    assert "rank 2 gave up" in told(0, 0, **refused, refusal=3 << FLAG_VALUE_BITS)  # of a later version
 
 
 def test_a_wait_in_a_ring_tells_where_the_ring_stood():

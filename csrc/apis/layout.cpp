@@ -82,6 +82,7 @@ py::dict fault_record_offsets() {
     offsets["ring"] = offsetof(FaultRecord, ring);
     offsets["head"] = offsetof(FaultRecord, head);
     offsets["tail"] = offsetof(FaultRecord, tail);
+    offsets["refusal"] = offsetof(FaultRecord, refusal);
     return offsets;
 }
 

@@ -111,7 +111,7 @@ public:
 private:
     // All waits end, on all ranks: what this rank waits for may come before it looks, and nobody would tell its peers.
     void give_up() const {
-        const uint32_t self = (args_.rank + 1) | kInterrupted;
+        const uint64_t self = (args_.rank + 1) | kInterrupted;
         for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
             with_peer(args_, rank, [&](const auto& to) { tell_abort(to, self); });
         }

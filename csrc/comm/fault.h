@@ -6,6 +6,7 @@
 
 namespace tracekern {
 
+// peer_aborted: some rank gave up before; this one itself where its kernel refused a call.
 enum class FaultCause : uint32_t { none = 0, timeout = 1, peer_aborted = 2 };
 
 // What the warp that wrote the record does next: `raise` lets every warp leave its loops and reach its block barriers;
@@ -41,7 +42,8 @@ struct alignas(64) FaultRecord {
     uint32_t role;  // of the warp, and its ring: counted from 1, 0 is no ring
     uint32_t ring;
     uint32_t head, tail;  // of that ring, as far as the warp knows them
-    uint32_t unused[10];
+    uint32_t refusal;     // why `aborted_by` refused a call: reason << kFlagValueBits | number; 0: a wait gave up
+    uint32_t unused[9];
 };
 static_assert(sizeof(FaultRecord) == 128, "FaultRecord is read by the host");
 

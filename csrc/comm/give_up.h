@@ -34,22 +34,20 @@ struct GivenUp {
     uint64_t seen;  // the flag
     uint64_t waited_ticks;
     uint32_t block, warp;
+    uint32_t refusal = 0;  // as in FaultRecord
 };
 
-// Makes all waits at a peer give up. aborted_by as in FaultRecord; it only tells who, so that relaxed is enough and a
-// reader that misses it names itself.
-TK_DEVICE void tell_abort(const MappedPeer& to, uint32_t aborted_by) {
+// Makes all waits at a peer give up. aborted_by as in HeapControl; it only tells who and why, so that relaxed is enough
+// and a reader that misses it names itself.
+TK_DEVICE void tell_abort(const MappedPeer& to, uint64_t aborted_by) {
     HeapControl& control = *to.at<HeapControl>(0);
     if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, aborted_by);
     store_release_system(&control.abort, 1u);
 }
 template <class Transport>
-TK_DEVICE void tell_abort(const TransportPeer<Transport>& to, uint32_t aborted_by) {
-    const auto store = [&](uint64_t place, uint32_t word) {
-        to.put({.word_at = place, .word = word, .word_bytes = sizeof(word), .releases = true});
-    };
-    store(offsetof(HeapControl, aborted_by), aborted_by);
-    store(offsetof(HeapControl, abort), 1);
+TK_DEVICE void tell_abort(const TransportPeer<Transport>& to, uint64_t aborted_by) {
+    to.put({.word_at = offsetof(HeapControl, aborted_by), .word = aborted_by, .releases = true});
+    to.put({.word_at = offsetof(HeapControl, abort), .word = 1, .word_bytes = sizeof(uint32_t), .releases = true});
 }
 
 TK_DEVICE void describe_ring(FaultRecord&, const WaitFor&) {}
@@ -87,9 +85,10 @@ TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp<For> given_up) {
     fault.waited_ticks = given_up.waited_ticks;
     fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
     describe_ring(fault, given_up.wait_for);
-    const uint32_t known = load_relaxed_system(&comm.control(comm.rank).aborted_by);
-    const uint32_t aborted_by = known ? known : comm.rank + 1;
-    fault.aborted_by = aborted_by;
+    const uint64_t known = load_relaxed_system(&comm.control(comm.rank).aborted_by);
+    const uint64_t aborted_by = known ? known : uint64_t{given_up.refusal} << 32 | (comm.rank + 1);
+    fault.aborted_by = static_cast<uint32_t>(aborted_by);
+    fault.refusal = static_cast<uint32_t>(aborted_by >> 32);
     publish_report(&fault.cause, static_cast<uint32_t>(given_up.cause));
     for (uint32_t peer = 0; peer < comm.num_ranks; ++peer) {
         with_peer(comm, peer, [&](const auto& to) { tell_abort(to, aborted_by); });
@@ -142,6 +141,16 @@ TK_DEVICE bool gives_up_with_others(Warp& warp, const Comm& comm, uint32_t chann
     if (!has_aborted(warp, comm)) return false;
     leave_fault(warp, comm, GivenUp<For>{FaultCause::peer_aborted, channel, whom, 0, 0, 0, warp.block, warp.warp});
     return true;
+}
+
+// Makes all ranks give up a call that the kernel cannot make, and raise why. reason: from 1 on, in the order of the
+// texts that Communicator.add_kernels() is given. number: of 24 bits, for the text.
+template <class Comm, class For>
+TK_DEVICE void refuse_call(
+    const Warp& warp, const Comm& comm, uint32_t channel, const For& whom, uint32_t reason, uint32_t number) {
+    const uint32_t refusal = reason << kFlagValueBits | (number & kMaxFlagValue);
+    leave_fault(
+        warp, comm, GivenUp<For>{FaultCause::peer_aborted, channel, whom, 0, 0, 0, warp.block, warp.warp, refusal});
 }
 
 // Called in the turns of a spin: has the time run out, or did a rank give up? Looks every 16th turn. A wait whose time

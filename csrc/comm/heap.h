@@ -15,7 +15,7 @@ constexpr uint32_t kMaxRanks = 64;  // ranks that share a heap
 
 struct alignas(4096) HeapControl {
     uint32_t abort;       // not 0: a wait of some rank ran out of time; every wait gives up
-    uint32_t aborted_by;  // as in FaultRecord
+    uint64_t aborted_by;  // refusal << 32 | aborted_by, both as in FaultRecord: one word, so that they belong together
     alignas(64) uint64_t barrier_flags[2 * kMaxRanks];  // [epoch parity][peer], written by that peer
     alignas(64) uint64_t ping_flags[2 * kMaxRanks];     // clock ping-pong, see comm/clock_ping_pong.h
 };

@@ -109,6 +109,7 @@ class Communicator:
             "kernels": self._users,
         }
         self._failure: CommTimeout | CallBroken | DeviceLost | BadInput | None = None
+        self._is_inherited = False
         self._on_reset: list[Callable[[], None]] = []
         if backend == "cuda":
             from tracekern.comm.cuda import open_cuda
@@ -134,6 +135,7 @@ class Communicator:
 
     def refuse_in_child(self) -> None:
         """Lets no call through in a process that this one has forked: the heap and the messages are its parent's."""
+        self._is_inherited = True
         self._failure = BadInput(
             "the communicator was made before this process was forked, and cannot be used here; make one after the fork"
         )
@@ -163,6 +165,7 @@ class Communicator:
         roles: Sequence[str] = (),
         rings: Sequence[str] = (),
         peers: int = 0,
+        refusals: Sequence[str] = (),
     ) -> int:
         """Names kernels that use this communicator and the channels that they wait on, for the text of a CommTimeout.
 
@@ -177,13 +180,15 @@ class Communicator:
             roles: Of the warps that wait for a position in a ring, by RingWait::role.
             rings: By RingWait::ring.
             peers: Ranks of a node, where the text is to name the node of a rank.
+            refusals: By the reason of refuse_call(), from 1 on: texts with places for the {rank} that refuses a call
+                and a {number}. One user of the communicator has some.
 
         Returns:
             The number of the first stage, which is CommArgs::first_stage of these kernels.
         """
         entry: dict[str, Any] = {"stages": list(stages), "channels": list(channels)}
         names: dict[str, Any] = {"slots": slots and dict(slots), "values": values and dict(values)}
-        names |= {"roles": list(roles), "rings": list(rings), "peers": peers}
+        names |= {"roles": list(roles), "rings": list(rings), "peers": peers, "refusals": list(refusals)}
         entry |= {key: given for key, given in names.items() if given}
         if first_epoch is not None:
             entry["first_epoch"] = first_epoch
@@ -214,7 +219,7 @@ class Communicator:
         return self._symmetric.malloc(shape, dtype)
 
     def _require_own_process(self) -> None:
-        if isinstance(self._failure, BadInput):
+        if self._is_inherited:
             raise BadInput(str(self._failure))
 
     def set_timeout(self, timeout_s: float, on_timeout: str = "raise") -> None:
@@ -307,9 +312,9 @@ class Communicator:
         return self._failure is None and self.native.fault() is None
 
     def require_usable(self) -> None:
-        """Raises the first failure again: CommTimeout, CallBroken or DeviceLost.
+        """Raises the first failure again: CommTimeout, CallBroken, BadInput or DeviceLost.
 
-        The first two apply until reset(); a lost device stays lost.
+        A lost device stays lost; the others apply until reset().
         """
         if self._failure is None:
             return
@@ -336,7 +341,7 @@ class Communicator:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Wraps code that uses the device. Raises CommTimeout if a wait gave up, DeviceLost if the device is lost."""
+        """Wraps code that uses the device. Raises what check() raises, and DeviceLost if the device is lost."""
         self.require_usable()
         try:
             with self.device.active():
@@ -352,15 +357,17 @@ class Communicator:
         self.check()
 
     def check(self) -> None:
-        """Raises CommTimeout if a wait of this rank has exceeded its limit."""
+        """Raises CommTimeout if a wait of this rank has exceeded its limit, BadInput if a rank refused the call."""
         raw = self.native.fault()
         if raw is not None:
             fault = parse_fault(raw, self._fault_names) or {}
-            late = CommTimeout(describe_fault(fault) + self.board.why_late(), fault)
-            self._fail(late)
-            raise late
+            text = describe_fault(fault)
+            refused = fault.get("refusal")
+            error = BadInput(text) if refused else CommTimeout(text + self.board.why_late(), fault)
+            self._fail(error)
+            raise error
 
-    def _fail(self, error: CommTimeout | CallBroken | DeviceLost) -> None:
+    def _fail(self, error: CommTimeout | CallBroken | DeviceLost | BadInput) -> None:
         """Puts the communicator out of use, and tells the others."""
         self._failure = error
         text = f"is out of use: {error}"
@@ -460,7 +467,7 @@ class _UserCall:
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
-        if isinstance(error, BadInput):
+        if isinstance(error, BadInput) and self._comm.is_usable:
             self._comm.board.note(f"refused {self._what}: {error}"[:MAX_TEXT])
         self._comm.leave_call()
 

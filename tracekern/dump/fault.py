@@ -33,7 +33,8 @@ _SECOND_HALF = [
     ("ring", "<u4"),
     ("head", "<u4"),
     ("tail", "<u4"),
-    ("unused", "V40"),
+    ("refusal", "<u4"),
+    ("unused", "V36"),
 ]
 FAULT_RECORD = np.dtype(_FIRST_HALF + _SECOND_HALF)
 """Layout of a fault record. waited_ns holds clock ticks, which are ns on both backends."""
@@ -60,7 +61,7 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels and "first_epoch"
     is the epoch of its first barrier. "kernels" has one entry for each user of the communicator: "first_stage";
     "stages", the user's kernels; "channels", which are numbered after the communicator's; and it may have "slots",
-    "values", "first_epoch", "roles", "rings" and "peers" (Communicator.add_kernels()).
+    "values", "first_epoch", "roles", "rings", "peers" and "refusals" (Communicator.add_kernels()).
     """
     record = np.frombuffer(raw.ljust(FAULT_RECORD.itemsize, b"\0"), FAULT_RECORD)[0]
     cause = int(record["cause"])
@@ -87,6 +88,7 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
         **_decode_flags(record, channel, user),
         **_decode_ring(record, user),
         **({"node": int(record["peer"]) // user["peers"]} if user.get("peers") else {}),
+        **_decode_refusal(record, names),
         "aborted_by": (aborted_by & ~INTERRUPTED) - 1,
         "was_interrupted": bool(aborted_by & INTERRUPTED),
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
@@ -124,12 +126,26 @@ def _decode_ring(record: Any, user: dict[str, Any]) -> dict[str, Any]:
     return {**counted_from_1, **names, **{key: int(record[key]) for key in _RING_COUNTS}}
 
 
+def _decode_refusal(record: Any, names: dict[str, Any]) -> dict[str, str]:
+    """Why another rank refused, too, whose kernel may be of another user than the one that gave up here."""
+    reason, number = divmod(int(record["refusal"]), 1 << FLAG_VALUE_BITS)
+    texts = next((entry["refusals"] for entry in names.get("kernels", ()) if "refusals" in entry), ())
+    if not 0 < reason <= len(texts):
+        return {}
+    text = str(texts[reason - 1]).replace("{rank}", str(int(record["aborted_by"]) - 1))
+    return {"refusal": text.replace("{number}", str(number))}
+
+
 def describe_fault(fault: dict[str, Any]) -> str:
-    """Returns one line: who waited for whom, in which kernel, for what, and what was there instead."""
+    """Returns one line: who waited for whom, in which kernel, for what, and what was there instead. Or why a rank
+    refused the call.
+    """
     who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
     peer = f"rank {fault['peer']}" + (f" of node {fault['node']}" if "node" in fault else "")
     waited, what = f"after {duration(fault['waited_ns'])}", describe_wanted(fault)
     trapped = "; the kernel trapped: this process can no longer use its device" if fault["on_timeout"] == "trap" else ""
+    if "refusal" in fault:
+        return f"{fault['refusal']}{trapped}"
     if fault["cause"] != "peer_aborted":
         return f"{who} gave up on {peer} {waited}; {what}; see what rank {fault['peer']} was doing{trapped}"
     why = "was interrupted (Ctrl-C)" if fault.get("was_interrupted") else "gave up"
