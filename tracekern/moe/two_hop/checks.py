@@ -12,7 +12,7 @@ from tracekern.moe.gemm.experts import Int4Experts
 from tracekern.moe.pipeline import MAX_CPU_WARPS
 from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
 from tracekern.moe.two_hop.handle import Given, Handle
-from tracekern.moe.two_hop.layout import MAX_NODES, Nodes, is_token_in_node
+from tracekern.moe.two_hop.layout import MAX_NODES, Nodes, channel_places, channel_prefix_matrix, is_token_in_node
 from tracekern.moe.two_hop.settings import FACTS, MAX_TOPK, SCALE_GROUP, Config, Layout, block_warps
 
 if TYPE_CHECKING:
@@ -127,7 +127,44 @@ def check_handle(comm: Communicator, nodes: Nodes, layout: Layout | None, handle
     }
     for name, (dtype, size) in sizes.items():
         check_tensor(comm, f"handle.{name}", getattr(parts, name), dtype, size)
+    if comm.device.backend == "cpu":  # as in check_dispatch(); kernels compare them with the sizes of tensors
+        _check_handle_numbers(nodes, channels, parts)
     return parts
+
+
+def _check_handle_numbers(nodes: Nodes, num_channels: int, parts: Handle) -> None:
+    """Raises BadInput for a handle whose numbers contradict each other."""
+    import torch
+
+    in_rank = parts.is_token_in_rank
+    in_node = is_token_in_node(in_rank, nodes)
+    row_sums, row_starts = parts.recv_gbl_rank_prefix_sum, parts.recv_gbl_channel_prefix_matrix
+    forwarded_sums, forwarded = parts.recv_rdma_rank_prefix_sum, parts.recv_rdma_channel_prefix_matrix
+    pad = torch.nn.functional.pad
+    ends = pad(forwarded_sums, (1, 0))[:-1, None] + forwarded
+    steps = {
+        "recv_gbl_channel_prefix_matrix": torch.cat([row_starts.flatten(), row_sums[-1:]]),
+        "recv_rdma_channel_prefix_matrix": pad(ends.flatten(), (1, 0)),
+    }
+    same = {
+        "rdma_channel_prefix_matrix": channel_prefix_matrix(in_node, num_channels),
+        "gbl_channel_prefix_matrix": channel_prefix_matrix(in_rank, num_channels),
+        "send_rdma_head": channel_places(in_node, num_channels),
+        "recv_rdma_rank_prefix_sum": ends[:, -1],
+        "recv_gbl_rank_prefix_sum": torch.cat([row_starts[1:, 0], row_sums[-1:]]),
+    }
+    wrong = [name for name, due in same.items() if not torch.equal(getattr(parts, name), due)]
+    wrong += [name for name, sums in steps.items() if sums[0] != 0 or (sums.diff() < 0).any()]
+    if not wrong and forwarded_sums[-1] <= len(parts.send_nvl_head):  # more were not received: the kernels refuse that
+        goes_to = parts.send_nvl_head[: forwarded_sums[-1]] >= 0
+        so_far = pad(goes_to.cumsum(0, dtype=torch.int32), (0, 0, 1, 0))
+        starts = steps["recv_rdma_channel_prefix_matrix"]
+        earlier = so_far[starts[:-1]].repeat_interleave(starts.diff(), 0)
+        places = torch.where(goes_to, so_far[1:] - 1 - earlier, -1)
+        if not torch.equal(parts.send_nvl_head[: len(places)], places):
+            wrong.append("send_nvl_head")
+    if wrong:
+        raise BadInput(f"handle.{wrong[0]} is not as dispatch() returned it; keep handles as they are")
 
 
 def refuse_beside_handle(arguments: dict[str, Any]) -> None:

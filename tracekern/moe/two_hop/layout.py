@@ -109,6 +109,15 @@ def channel_prefix_matrix(goes_to: torch.Tensor, num_channels: int) -> torch.Ten
     return so_far[ends].T.contiguous()
 
 
+def channel_places(goes_to: torch.Tensor, num_channels: int) -> torch.Tensor:
+    """Returns [num_tokens, num_targets] int32: how many of a channel's earlier tokens go to the target, too, or -1."""
+    import torch
+
+    ranges = [channel_task_range(len(goes_to), num_channels, channel) for channel in range(num_channels)]
+    earlier = [goes_to[tokens.start : tokens.stop].cumsum(0, dtype=torch.int32) - 1 for tokens in ranges]
+    return torch.where(goes_to, torch.cat(earlier), -1)
+
+
 @dataclass(frozen=True)
 class ReceiveLayout:
     """What comes to one rank, and where it lies there."""

@@ -13,8 +13,8 @@ from tracekern.moe.two_hop.handle import Handle, Received
 from tracekern.moe.two_hop.layout import (
     DispatchLayout,
     Nodes,
+    channel_places,
     channel_prefix_matrix,
-    channel_task_range,
     get_dispatch_layout,
     get_receive_layout,
     is_token_in_node,
@@ -150,7 +150,7 @@ def _handle_reference(
     places = []
     for layout in forwarded:
         comes = is_token_in_node(layout.is_token_in_rank, nodes)[:, node]
-        places.append(_places(layout.is_token_in_rank[:, here], num_channels)[comes])
+        places.append(channel_places(layout.is_token_in_rank[:, here], num_channels)[comes])
     in_node = is_token_in_node(own.is_token_in_rank, nodes)
     return Handle(
         own.is_token_in_rank,
@@ -166,18 +166,9 @@ def _handle_reference(
         before[:, None] + starts,
         received.recv_gbl_rank_prefix_sum,
         meta.to(torch.int32).view(torch.uint8),
-        _places(in_node, num_channels),
+        channel_places(in_node, num_channels),
         torch.cat(places),
     )
-
-
-def _places(goes_to: torch.Tensor, num_channels: int) -> torch.Tensor:
-    """Returns [num_tokens, num_targets] int32: how many of a channel's earlier tokens go to the target, too, or -1."""
-    import torch
-
-    ranges = [channel_task_range(len(goes_to), num_channels, channel) for channel in range(num_channels)]
-    earlier = [goes_to[tokens.start : tokens.stop].cumsum(0, dtype=torch.int32) - 1 for tokens in ranges]
-    return torch.where(goes_to, torch.cat(earlier), -1)
 
 
 def count_wrong(received: Received, wanted: Received) -> int:
