@@ -62,6 +62,10 @@ def test_memcheck_finds_nothing_in_20_calls(nodes):
     assert done.stdout.count("20 calls, 0 wrong") == RANKS
 
 
+def test_calls_that_cannot_be_right_raise_the_same_on_all_ranks():
+    launch("refusals", 4)
+
+
 def test_a_graph_replays_calls_with_worst_case_memory():
     launch("graph", 1)
 

@@ -8,6 +8,7 @@ import sys
 
 import torch
 from two_hop_check import Case, bring, combine_wrong, combined_wanted, dispatch, num_wrong, rows_of, wanted
+from two_hop_refusals import damaged_calls, is_as_wanted, spoilt_calls
 
 import tracekern
 from tracekern.comm.group import Group
@@ -104,6 +105,21 @@ def graph() -> int:
         wrong += not torch.equal(combined.cpu(), due)
     wrong += num_wrong(buffer, case, 1)  # eager calls go on where the replays left off
     sys.stdout.write(f"rank 0: {REPLAYS} calls, {wrong} wrong\n")
+    return int(wrong > 0)
+
+
+def refusals() -> int:
+    """Ranks on one node and on two: what tests/test_two_hop_refusals.py checks on the CPU."""
+    group, wrong, told = Group.discover(), 0, dict[str, str]()
+    for nodes in (1, 2):
+        buffer = make_buffer(group, nodes, "cuda", CASES[0])
+        for spoil in (spoilt_calls, damaged_calls):
+            refused, wrong_after = spoil(buffer, CASES[0])
+            told |= {name: text for name, text in refused.items() if not is_as_wanted(name, text)}
+            wrong += wrong_after
+        buffer.destroy()
+    sys.stdout.write(f"rank {group.rank}: 2 calls, {wrong + len(told)} wrong; {told}\n")
+    group.barrier()
     return int(wrong > 0)
 
 

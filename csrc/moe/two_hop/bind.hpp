@@ -22,6 +22,8 @@ inline void bind_two_hop_facts(pybind11::module_& family) {
     family.attr("max_channels") = kMaxTwoHopChannels;
     family.attr("max_tokens") = kMaxTwoHopTokens;
     family.attr("rings") = names_list(kTwoHopRingNames);
+    family.attr("refusals") = names_list(kTwoHopRefusalNames);
+    family.attr("handle_number_bits") = kHandleNumberBits;
     family.def("least_rdma_slots", &RingSizes::least_rdma_slots);
     // Warps of a block of dispatch or combine.
     family.def("warps", [](uint32_t num_nodes, uint32_t peers, uint32_t peer_warps) {
@@ -63,6 +65,7 @@ inline TwoHopCall make_two_hop_call(pybind11::kwargs given) {
     take(call.recv_capacity, "recv_capacity");
     take(call.forward_capacity, "forward_capacity");
     take(call.ticket, "ticket");
+    take(call.told, "handle_number");
     call.has_weights = take_option<bool>(given, "has_weights");
     address(call.x, "x");
     address(call.x_scales, "x_scales");

@@ -66,23 +66,20 @@ public:
     // Launches dispatch of the call, with what depends on its counts.
     void dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
-        call_.tells_others = false;
         launch_either<TwoHopOneNodeDispatch, TwoHopDispatch>(config_.row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
     // Launches dispatch with what an earlier one and its notify wrote: no experts, no weights.
     void cached_dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
-        call_ = call;
-        call_.tells_others = true;
+        use_handle(call, HandleUse::dispatch);
         launch_either<TwoHopOneNodeDispatch, TwoHopDispatch>(config_.cached_row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
     // Launches combine, with what a dispatch wrote.
     void combine(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
-        call_ = call;
-        call_.tells_others = true;
+        use_handle(call, call.has_weights ? HandleUse::weighted_combine : HandleUse::combine);
         launch_either<TwoHopOneNodeCombine, TwoHopCombine>(config_.combine_row(), trace, stream);
         epoch_ = next_epoch(epoch_);
     }
@@ -124,6 +121,11 @@ public:
     uint32_t epoch() const { return epoch_on_record(epoch_); }
 
 private:
+    // call.told: the number of the handle's dispatch.
+    void use_handle(const TwoHopCall& call, HandleUse use) {
+        call_ = call;
+        call_.told |= static_cast<uint32_t>(use) << kHandleNumberBits;
+    }
     template <template <class> class OnOneNode, template <class> class OnSeveral>
     void launch_either(const RowLayout& row, TraceChoice trace, uint64_t stream) {
         config_.num_nodes == 1 ? launch<OnOneNode>(row, trace, stream) : launch<OnSeveral>(row, trace, stream);

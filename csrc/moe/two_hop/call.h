@@ -28,13 +28,30 @@ TK_DEVICE void copy_to_targets(
     });
 }
 
+// Whether a handle's dispatch brought more than there was memory for, which cannot be given back or sent again. If so,
+// refuses the call before anything is read.
+template <class Rec, class Comm>
+TK_DEVICE bool lacks_rows(TwoHopContext<Rec, Comm>& context) {
+    const TwoHopCall& call = context.args.call;
+    const NodeShape& nodes = context.args.nodes;
+    if (!call.told) return false;
+    const auto num_rows = static_cast<uint32_t>(call.recv_gbl_rank_prefix_sum[nodes.num_ranks() - 1]);
+    const auto num_forwarded = static_cast<uint32_t>(call.recv_rdma_rank_prefix_sum[nodes.num_nodes - 1]);
+    if (num_rows <= call.recv_capacity && num_forwarded <= call.forward_capacity) return false;
+    const uint32_t most = num_rows > num_forwarded ? num_rows : num_forwarded;
+    const bool can_be = most <= context.args.shape.num_ranks * context.args.shape.max_tokens;
+    context.refuse(can_be ? TwoHopRefusal::overflow : TwoHopRefusal::out_of_bounds, most);
+    return true;
+}
+
 // Whether some rank gave up. Behind a notify that did, peers may still read what this kernel would write over, and
 // would take it for theirs. Of this rank's notify all warps see that. Where another rank gave up some may not; they
-// learn it from a wait.
+// learn it from a wait. Or whether this rank has to give up.
 template <class Rec, class Comm>
 TK_DEVICE bool is_called_off(TwoHopContext<Rec, Comm>& context) {
     const WaitFor nobody{context.stage, context.comm.rank, context.channel()};
-    return gives_up_with_others(context.warp, context.comm, channel_number(TwoHopChannel::counts), nobody);
+    return gives_up_with_others(context.warp, context.comm, channel_number(TwoHopChannel::counts), nobody) ||
+           lacks_rows(context);
 }
 
 // Gives the slots before `head` back to the node's rank of this place. Released: what was read from them, which its

@@ -84,9 +84,11 @@ public:
         }
         if (!wait_meta()) return false;
         const uint32_t before = prefix_sum(2 * peers);
-        const int32_t of_nodes = node_ == 0 ? 0 : args_.call.recv_rdma_rank_prefix_sum[node_ - 1];
-        first_row_ = static_cast<uint32_t>(of_nodes) + before;
+        const auto of_nodes = static_cast<uint32_t>(node_ == 0 ? 0 : args_.call.recv_rdma_rank_prefix_sum[node_ - 1]);
+        first_row_ = of_nodes + before;
         count_ = prefix_sum(2 * peers + 1) - before;
+        const uint64_t begin = uint64_t{of_nodes} + before;
+        if (!context_.has_rows(begin, begin + count_, args_.call.forward_capacity)) return false;
         known_heads_ = sent_ = told_ = warp_.lanes([](int) { return 0u; });
         if (turns_.place().is_coordinator()) pass_prefixes();
         if (turns_.place().is_worker()) return forward_tokens();

@@ -160,7 +160,7 @@ struct TwoHopCall {
     int32_t* send_nvl_head;                    // [forwarded token][peer] its place among those of its node, -1: none
     int32_t* recv_rdma_channel_prefix_matrix;  // [node][channel] tokens from it in the channels up to this one
     int32_t* recv_gbl_channel_prefix_matrix;   // [rank][channel] first row of this channel
-    uint32_t tells_others;                     // no notify came before, that told others that the call before is over
+    uint32_t told;                             // see HandleUse; 0: a new dispatch, of which notify tells
     // combine, with what dispatch wrote
     const char* combine_x;              // [row][hidden] bf16
     uint32_t has_weights;               // of combine: weights come back, too; the same on all ranks
@@ -169,6 +169,11 @@ struct TwoHopCall {
     char* combined_x;                   // [token][hidden] bf16
     float* combined_topk_weights;       // [token][topk]
 };
+
+// What a call without notify does, in TwoHopCall::told above the number of the dispatch that its handle is of. All
+// ranks do the same with the handles of the same dispatch.
+enum class HandleUse : uint32_t { dispatch = 1, combine, weighted_combine };
+constexpr uint32_t kHandleNumberBits = 22;  // with the use they are the value of a flag
 
 // What a rank keeps from call to call, in memory that no peer touches.
 struct TwoHopState {
@@ -331,6 +336,19 @@ struct TwoHopContext : CommContext<Rec, Comm> {
 
     // Of a block of dispatch: two blocks have a channel.
     TK_DEVICE uint32_t channel() const { return this->warp.block / 2; }
+    // Makes all ranks give up the call.
+    TK_DEVICE void refuse(TwoHopRefusal reason, uint32_t number) const {
+        const WaitFor nobody{this->stage, args.comm.rank, channel()};
+        const uint32_t flag = channel_number(TwoHopChannel::counts);
+        refuse_call(this->warp, args.comm, flag, nobody, static_cast<uint32_t>(reason), number);
+    }
+    // Whether a tensor of a handle has room for rows [begin, end), which other parts of handles say; if not, refuses
+    // the call. Rows of a new dispatch may be more than there is memory for, and are left out.
+    TK_DEVICE bool has_rows(uint64_t begin, uint64_t end, uint32_t capacity) const {
+        if (!args.call.told || (begin <= end && end <= capacity)) return true;
+        refuse(TwoHopRefusal::out_of_bounds, 0);
+        return false;
+    }
     // What a wait for a position of a ring with `peer` has to say where it gives up.
     TK_DEVICE RingWait ring_wait(TwoHopRing ring, uint32_t peer, uint32_t head, uint32_t tail) const {
         return {{this->stage, peer, channel()}, static_cast<uint32_t>(role), static_cast<uint32_t>(ring), head, tail};

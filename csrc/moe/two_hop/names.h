@@ -77,6 +77,10 @@ inline constexpr const char* kTwoHopChannelNames[] = {"counts",
 enum class TwoHopRing : uint32_t { rdma, nvl };
 inline constexpr const char* kTwoHopRingNames[] = {"rdma", "nvl"};
 
+// Why a kernel refuses a call; 0 is no reason. tracekern/moe/two_hop/settings.py has the texts.
+enum class TwoHopRefusal : uint32_t { other_call = 1, overflow, out_of_bounds };
+inline constexpr const char* kTwoHopRefusalNames[] = {"other_call", "overflow", "out_of_bounds"};
+
 enum class TwoHopStage : uint32_t { notify_dispatch, dispatch, combine };
 inline constexpr const char* kTwoHopStageNames[] = {"notify_dispatch", "dispatch", "combine"};
 

@@ -64,7 +64,9 @@ public:
         const int32_t of_nodes = node_ == 0 ? 0 : args_.call.recv_rdma_rank_prefix_sum[node_ - 1];
         first_ = static_cast<uint32_t>(of_nodes) + before;
         const TaskRange range = own_tokens(context_);
-        count_ = kOneNode ? range.end - range.begin : static_cast<uint32_t>(sums[channel_]) - before;
+        const uint32_t num_forwarded = static_cast<uint32_t>(sums[channel_]) - before;
+        if (!context_.has_rows(first_, uint64_t{first_} + num_forwarded, args_.call.forward_capacity)) return false;
+        count_ = kOneNode ? range.end - range.begin : num_forwarded;
         if (!kOneNode && !wait_node_over(context_, node_)) return false;
         if (turns_.place().is_worker()) return sum_tokens();
         return turns_.follow(count_, [&](uint32_t first, uint32_t end) { pass(first, end); });
@@ -75,6 +77,7 @@ private:
         TK_NO_UNROLL
         for (uint32_t position = turns_.place().index; position < count_; position += turns_.place().num_workers()) {
             if (!kOneNode && !wait_ring_space(position)) return false;
+            if (kOneNode && !has_places(position)) return false;
             const auto places = places_of(position);
             if (!wait_rows(places)) return false;
             sum_token(position, places);
@@ -107,6 +110,12 @@ private:
         return warp_.lanes([&](int lane) {
             return forwarded >= 0 && static_cast<uint32_t>(lane) < args_.nodes.peers ? places[lane] : -1;
         });
+    }
+    // Whether there is what places_of() reads on one node; if not, refuses the call.
+    TK_DEVICE bool has_places(uint32_t position) const {
+        const int32_t forwarded = args_.call.send_rdma_head[token_at(position)];
+        const uint64_t row = uint64_t{first_} + static_cast<uint32_t>(forwarded);
+        return forwarded < 0 || context_.has_rows(row, row + 1, args_.call.forward_capacity);
     }
     TK_DEVICE uint64_t token_at(uint32_t position) const { return own_tokens(context_).begin + position; }
 

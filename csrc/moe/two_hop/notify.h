@@ -48,7 +48,7 @@ TK_DEVICE void send_counts(TwoHopContext<Rec, Comm>& context, uint32_t node) {
                                           num_words * static_cast<uint32_t>(sizeof(uint32_t)),
                                           args.counts_flag(parity, args.node()),
                                           context.epoch,
-                                          0);
+                                          call.told);
     });
 }
 
@@ -59,7 +59,8 @@ TK_DEVICE bool wait_counts(TwoHopContext<Rec, Comm>& context, uint32_t node) {
     const auto wait_now = [&] {
         const auto* flag = args.template own<uint64_t>(args.counts_flag(parity, node));
         const WaitFor whom = wait_for(context, rank);
-        const bool ok = wait<TwoHopChannel::counts>(context.warp, context.comm, flag, context.epoch, whom).ok;
+        const WaitResult came = wait<TwoHopChannel::counts>(context.warp, context.comm, flag, context.epoch, whom);
+        const bool ok = makes_same_call(context, rank, came);
         const auto* block = args.template own<uint32_t>(args.counts_at(parity, node));
         return WaitResult{ok, ok ? block[args.nodes.peers] : 0};
     };
@@ -92,7 +93,7 @@ TK_DEVICE void send_peer_counts(TwoHopContext<Rec, Comm>& context, uint32_t peer
     TK_SIGNAL(context.recorder, TwoHopEvent::signal_peer_counts, rank);
     // Released with the block.
     auto* flag = context.comm.template at<uint64_t>(rank, args.peer_counts_flag(parity, args.peer()));
-    signal_peer<TwoHopChannel::peer_counts>(context, rank, flag, 0);
+    signal_peer<TwoHopChannel::peer_counts>(context, rank, flag, args.call.told);
 }
 
 // ---- what comes ----

@@ -53,10 +53,10 @@ private:
         if (!record_wait<TwoHopEvent::wait_prefix>(context_, wait_now, rank_, channel_, node).ok) return false;
         const uint32_t start = warp_.shuffle(sums, 0), end = warp_.shuffle(sums, 1);
         const uint32_t source = args_.nodes.rank_at(node, peer_);
-        const int32_t before = source == 0 ? 0 : args_.call.recv_gbl_rank_prefix_sum[source - 1];
-        set_lane(warp_, first_row_, node, static_cast<uint32_t>(before) + start);
+        const auto before = static_cast<uint32_t>(source == 0 ? 0 : args_.call.recv_gbl_rank_prefix_sum[source - 1]);
+        set_lane(warp_, first_row_, node, before + start);
         set_lane(warp_, count_, node, end - start);
-        return true;
+        return context_.has_rows(uint64_t{before} + start, uint64_t{before} + end, args_.call.recv_capacity);
     }
 
     TK_DEVICE void note_first_rows() {

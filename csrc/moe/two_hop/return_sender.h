@@ -30,14 +30,14 @@ public:
 
     TK_DEVICE bool run() {
         if (!wait_peer_over(context_, peer_)) return false;
-        read_ranges();
+        if (!read_ranges()) return false;
         if (turns_.place().is_worker()) return send_rows();
         return turns_.follow(count_, [&](uint32_t node, uint32_t tail) { pass(node, tail); });
     }
 
 private:
-    // The rows of this channel, a lane a node: those of the rank of the peer's place there.
-    TK_DEVICE void read_ranges() {
+    // The rows of this channel, a lane a node: those of the rank of the peer's place there. False: the call is refused.
+    TK_DEVICE bool read_ranges() {
         const auto of_nodes = [&](auto of_rank) {
             return warp_.lanes([&](int lane) {
                 const uint32_t node = static_cast<uint32_t>(lane);
@@ -54,6 +54,10 @@ private:
         });
         count_ = warp_.lanes([&](int lane) { return end[lane] - first_row_[lane]; });
         told_ = warp_.lanes([](int) { return 0u; });
+        const uint32_t wrong = warp_.ballot(
+            [&](int lane) { return first_row_[lane] > end[lane] || end[lane] > args_.call.recv_capacity; });
+        if (wrong) context_.refuse(TwoHopRefusal::out_of_bounds, 0);
+        return !wrong;
     }
 
     // ---- those that copy ----

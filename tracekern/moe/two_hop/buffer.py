@@ -35,6 +35,7 @@ from tracekern.moe.two_hop.settings import (
     FAULT_VALUES,
     LINE_BYTES,
     NODE_PEERS,
+    REFUSALS,
     Config,
     Layout,
     recommended_config,
@@ -64,7 +65,8 @@ class Buffer:
 
     All ranks meet in the first call, and in each whose experts, top-k, hidden, type or Config differ from those of the
     call before: what is wrong there on one rank raises the same BadInput on all. Other calls are refused on that rank
-    alone, which may repeat them: the others wait for it, and their CommTimeout says what it refused.
+    alone, which may repeat them: the others wait for it, and their CommTimeout says what it refused. Ranks that make
+    different calls, or give handles of different dispatches, raise BadInput on all ranks, until reset().
     """
 
     num_sms = 20
@@ -122,6 +124,7 @@ class Buffer:
         self._own_stream = OwnStream(self.comm.device.backend)
         self.late_us = 0
         """How much later than its host this rank's next dispatch kernels begin, to see how the others wait."""
+        self._num_resets = 0
         self.comm.on_reset(self._forget_calls)
 
     @classmethod
@@ -199,8 +202,9 @@ class Buffer:
 
         expert_alignment: what the numbers in the list are rounded up to. num_worst_tokens: the rows of all results, of
         which the first handle.recv_gbl_rank_prefix_sum[-1] are filled; recv_topk_idx is -1 in the others, the list is
-        empty, and the host waits for nothing, which a graph needs. More rows raise BadInput in synchronize().
-        after_stage: told each kernel that was started. Raises BadInput, and CommTimeout if a peer does not arrive.
+        empty, and the host waits for nothing, which a graph needs. More rows raise BadInput in synchronize(), and in a
+        call with the handle on all ranks. after_stage: told each kernel that was started. Raises BadInput, and
+        CommTimeout if a peer does not arrive.
         """
         layout = num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert
         choices = topk_idx, topk_weights, expert_alignment, num_worst_tokens
@@ -286,7 +290,8 @@ class Buffer:
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished.
 
-        Raises CommTimeout if a peer did not arrive, and BadInput if more rows came than num_worst_tokens.
+        Raises CommTimeout if a peer did not arrive, and BadInput if a kernel refused its call, or more rows came than
+        num_worst_tokens.
         """
         self.comm.synchronize()
         if self._layout is not None:
@@ -334,6 +339,7 @@ class Buffer:
             with self._own_stream.of_call(events[1], events[0], used) as (event, made):
                 received = self._kernels.dispatch(given, capture, limits, self.late_us, after_stage)
                 made += received.tensors
+                received.handle.set_number(self._handle_number(number))
         except BaseException:
             if self.comm.is_usable:  # nothing was launched
                 board.take_back_call(number)
@@ -437,8 +443,13 @@ class Buffer:
         self.comm.agree("the set-up of dispatch", make, message_timeout_s())  # all have come: none is far behind
         self._layout = layout
 
+    def _handle_number(self, call: int) -> int:
+        """Returns the number that the handle of a call has on all ranks. call: its number since the last reset."""
+        return int(1 + ((self._num_resets << 16) + call) % ((1 << FACTS.handle_number_bits) - 1))
+
     def _forget_calls(self) -> None:
         """The state before the first call. With all kernels finished."""
+        self._num_resets += 1
         if self._layout is not None:
             self._kernels.reset()
 
@@ -454,4 +465,5 @@ def _name_kernels(comm: Communicator, nodes: Nodes) -> int:
         roles=FACTS.roles,
         rings=FACTS.rings,
         peers=nodes.peers,
+        refusals=[REFUSALS[name] for name in FACTS.refusals],
     )

@@ -127,6 +127,8 @@ def check_handle(comm: Communicator, nodes: Nodes, layout: Layout | None, handle
     }
     for name, (dtype, size) in sizes.items():
         check_tensor(comm, f"handle.{name}", getattr(parts, name), dtype, size)
+    if not parts.number:
+        raise BadInput("handle has parts that no dispatch returned, or several have; wanted those that one returned")
     if comm.device.backend == "cpu":  # as in check_dispatch(); kernels compare them with the sizes of tensors
         _check_handle_numbers(nodes, channels, parts)
     return parts

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Handle(NamedTuple):
-    """DeepEP's ten parts. An RDMA rank is a node, a channel two blocks of the kernel."""
+    """DeepEP's ten parts. An RDMA rank is a node, a channel two blocks of the kernel.
+
+    All but the first know the number of their dispatch, in a plain tuple of them, too.
+    """
 
     is_token_in_rank: torch.Tensor
     """[num_tokens, num_ranks] bool: that of the call."""
@@ -33,6 +36,16 @@ class Handle(NamedTuple):
     """[num_tokens, num_nodes] int32: the token's place in its channel's ring to the node, -1 if it did not go there."""
     send_nvl_head: torch.Tensor
     """[num_forwarded, peers] int32: the token's place among those of its node and channel that the peer got, or -1."""
+
+    def set_number(self, number: int) -> None:
+        for part in self[1:]:
+            part.handle_number = number  # type: ignore[attr-defined]
+
+    @property
+    def number(self) -> int:
+        """Returns the number of the dispatch; 0 for parts that no dispatch has returned, or several have."""
+        numbers = {getattr(part, "handle_number", 0) for part in self[1:]}
+        return int(numbers.pop()) if len(numbers) == 1 else 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator
 from tracekern.errors import BadInput
-from tracekern.formatting import count
 from tracekern.moe.deepep import Limits, address
 from tracekern.moe.gemm.experts import ChosenExpertKernels, Int4Experts
 from tracekern.moe.launch_order import LaunchOrder
@@ -19,7 +18,7 @@ from tracekern.moe.native import native_family
 from tracekern.moe.two_hop.counts import Counts, CountsPoll, host_span
 from tracekern.moe.two_hop.handle import Given, Handle, Received
 from tracekern.moe.two_hop.layout import Nodes
-from tracekern.moe.two_hop.settings import FACTS, Layout, block_warps
+from tracekern.moe.two_hop.settings import FACTS, REFUSALS, Layout, block_warps
 
 if TYPE_CHECKING:
     import torch
@@ -276,10 +275,7 @@ class Kernels:
     def check_overflow(self) -> None:
         """Raises BadInput if more rows came than num_worst_tokens, in any call that has begun since the last check."""
         if most := self.native.take_overflow():
-            raise BadInput(
-                f"rank {self._comm.group.rank}: {count(most, 'token')} came, to stay or to be forwarded, and "
-                f"num_worst_tokens was less; the rest is lost: give at least {most}"
-            )
+            raise BadInput(REFUSALS["overflow"].format(rank=self._comm.group.rank, number=most))
 
     def reset(self) -> None:
         """The state before the first call. With all kernels finished."""
@@ -307,6 +303,7 @@ class Kernels:
             recv_capacity=0 if rows is None else len(rows),
             forward_capacity=0 if places is None else len(places),
             ticket=0,
+            handle_number=getattr(tensors.get("send_rdma_head"), "handle_number", 0),  # of a new call: 0
             has_weights=tensors.get("combine_topk_weights") is not None,
             **{name: address(tensors.get(name)) for name in _TENSORS},
         )

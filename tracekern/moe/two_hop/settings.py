@@ -37,6 +37,14 @@ FAULT_VALUES = dict.fromkeys(
     "token",
 )
 """Channel -> what the values of its flags count."""
+REFUSALS = {
+    "other_call": "ranks {rank} and {number} make different calls, or give handles of different dispatches; make the "
+    "same calls on all ranks, with handles of the same dispatch",
+    "overflow": "rank {rank}: {number} tokens came, to stay or to be forwarded, and num_worst_tokens was less; the "
+    "rest is lost: give at least {number}",
+    "out_of_bounds": "rank {rank}: a handle has numbers that no dispatch wrote; give it as dispatch() returned it",
+}
+"""Why kernels refuse a call -> what is raised on all ranks."""
 
 
 def peer_warps(nodes: Nodes, backend: str) -> int:
