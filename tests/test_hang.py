@@ -344,15 +344,19 @@ def test_a_death_comes_first_and_a_moment_that_it_cut_short_is_no_hang():
     timeline = timeline_of([(0, WAIT, 1, 8_000), (1, COPY, 0, 8_500), (2, WAIT, 1, 8_500)], num_ranks=4)
     dead = [make_rank(rank, state="salvaged", metadata={"killed_by": by}) for rank, by in enumerate(("", "SIGKILL"))]
     findings = analyze(timeline.replace(ranks=(*dead, *timeline.ranks[2:])))
-    first, second, *_ = headlines(findings)
+    first, second, third, *_ = headlines(findings)
     assert (first.word, first.text) == (
         "died",
         "rank 0 ended without closing the capture (killed or crashed) in dispatch.wait_token; "
         "rank 1 was killed by SIGKILL in dispatch.copy_token",
     )
-    assert second.word == "verdict"
+    assert (second.word, third.word) == ("open", "verdict")
+    assert second.text.startswith("rank 0 has waited at least 1.00 us for rank 1 ")
     assert "Rank 0 ended" in summary.draw(findings).text
     assert findings.held_up is None
+    seen = [dataclasses.replace(rank, died_ns=9_500) for rank in dead]
+    known = analyze(timeline.replace(ranks=(*seen, *timeline.ranks[2:]), origin_ns=0))
+    assert [line.word for line in headlines(known)][:2] == ["died", "verdict"]
     many = [make_rank(rank, state="salvaged", metadata={"killed_by": f"signal {40 + rank}"}) for rank in range(4)]
     (died,) = [line.text for line in headlines(analyze(timeline.replace(ranks=tuple(many)))) if line.word == "died"]
     assert died.endswith("in dispatch.wait_token; rank 3 died, too")

@@ -88,8 +88,10 @@ def _fault(findings: Findings) -> list[Line]:
 
 
 def _hang(findings: Findings) -> list[Line]:
+    """Waits that never ended. Those that deaths cut short are no hang; where nobody saw the ranks die, they may be."""
     hang = findings.hang
-    if hang is None or (findings.deaths and not findings.held_up):  # waits that the death of ranks cut short
+    word = "open" if findings.deaths and not findings.held_up else "hang"
+    if hang is None or (word == "open" and not hang.at_least):
         return []
     within = hang.longest.peer == hang.longest.rank
     at_least = "at least " if hang.at_least else ""
@@ -102,7 +104,7 @@ def _hang(findings: Findings) -> list[Line]:
         parts += [f"rank {wait.rank} waits {_waits_for(wait)}" for wait in hang.others[:3]]
     told = {wait.rank for wait in (hang.longest, *hang.others[:3]) if wait.sent_ns is not None}
     holders = [holder for holder in hang.holders if holder.rank not in told]
-    return [Line("hang", "; ".join(parts + [_what_holds(holder, within) for holder in holders[:3]]))]
+    return [Line(word, "; ".join(parts + [_what_holds(holder, within) for holder in holders[:3]]))]
 
 
 def _waits_for(wait: OpenWait) -> str:
