@@ -35,9 +35,16 @@ def is_as_wanted(name: str, told: str) -> bool:
     return re.fullmatch(wanted, told) is not None
 
 
+def align(buffer: Buffer) -> None:
+    """Waits for the calls of all ranks: one that is still in the call before a refused one raises there."""
+    buffer.comm.synchronize()
+    buffer.group.barrier()
+
+
 def refusal_of(buffer: Buffer, call: Callable[[], Any]) -> str:
     """Returns what a call raises. Collective: resets the buffer."""
     told = ""
+    align(buffer)
     try:
         call()
         buffer.synchronize()
@@ -58,6 +65,7 @@ def spoilt_calls(buffer: Buffer, case: Case) -> tuple[dict[str, str], int]:
 
     def overflow(combines: bool) -> None:
         brief = dispatch(buffer, case, given[0], num_worst_tokens=1 if is_odd else 4096)
+        align(buffer)
         if combines:
             buffer.combine(brief.recv_x, brief.handle)
         else:
