@@ -86,9 +86,7 @@ STEPS = (
     Step("int4 sparse", "benchmarks/int4_sparse.py", 200),
     Step("experts", "benchmarks/moe_experts.py --ranks {ranks}", 120),
     Step("overlap", "benchmarks/overlap.py --ranks {gpus} --calls 10", 120, 2),
-    Step("disturbed", "benchmarks/disturbed.py --ranks {gpus}", 60, 2),
     Step("overhead", OVERHEAD, 240),
-    Step("recorded calls", "benchmarks/recorded_calls.py --ranks {ranks} --tokens 1 64 --pairs 3", 240),
     Step("overhead of resident", f"{RESIDENT_OVERHEAD} --tokens 1 16 64 256 --calls 40", 150),
     Step("overhead of pipelined", f"{OVERHEAD} --variant pipelined --tokens 1 16 64 256", 150, 2),
 )
