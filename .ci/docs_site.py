@@ -1,4 +1,5 @@
-"""For mkdocs: README and CHANGELOG become pages, and links to files outside docs lead into the checkout.
+"""For mkdocs: README and CHANGELOG become pages, links to files outside docs lead into the checkout, and the tables of
+the API get the docstrings behind them.
 
 The site is built into build/docs, so a file of the repository is two folders up from every page.
 """
@@ -14,6 +15,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+_API_ROW = re.compile(r"^\| `(tracekern[\w.]+)` \| (.*?) \|")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -24,7 +26,17 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.src_uri == "api.md":
+        markdown = "\n\n".join(map(_with_docstrings, markdown.split("\n\n")))
     return markdown if page.file.src_uri in PAGES.values() else _relink(markdown, folder="docs")
+
+
+def _with_docstrings(block: str) -> str:
+    """A table of the API with what mkdocstrings takes for its rows behind it; any other block as it is."""
+    rows = [found for line in block.splitlines() if (found := _API_ROW.match(line))]
+    members = "\n    options:\n      members: [{}]"
+    shown = (f"::: {row[1]}" + (members.format(row[2].replace("`", "")) if row[2] else "") for row in rows)
+    return "\n".join([block, "", *shown])
 
 
 def _relink(markdown: str, folder: str) -> str:

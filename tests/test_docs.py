@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
+import pkgutil
 import re
 import sys
 
 import pytest
 from toolchains import ROOT
 
-import tracekern
+import tracekern.fabric
 from tracekern.analysis.findings import Findings
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -71,6 +73,17 @@ def test_reports_are_shown_as_they_are(command_line):
         printed = iter(command_line("report", ROOT / capture).stdout.splitlines())
         wanted = [line for line in text.splitlines() if line.strip() not in ("", "...")]
         assert [line for line in wanted if line not in printed] == [], page
+
+
+def test_the_api_page_says_what_docstrings_say():
+    rows = re.findall(r"^\| `(tracekern[\w.]+)` \|.*\| (.*) \|$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    documented = {name.rpartition(".")[2] for name, _ in rows}
+    assert documented >= {*tracekern.__all__, *tracekern.fabric.__all__} - {"__version__"}
+    for name, told in rows:
+        if name.startswith("tracekern.moe.gemm.vllm."):  # imports vLLM
+            continue
+        paragraph = inspect.getdoc(pkgutil.resolve_name(name)).partition("\n\n")[0]
+        assert told == " ".join(paragraph.split()), name
 
 
 def test_what_the_demo_draws():

@@ -147,7 +147,8 @@ def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:
     path = save(runs, storage)
     note(f"saved {len(runs)} runs as {path}")
     changes = sorted(minimal_detectable_changes(runs, rules).items(), key=lambda entry: entry[1].change)
-    note(f"with {len(runs)} runs again, 95 of 100 checks find a growth from; and so many one of {100 * GROWTH:.0f} %:")
+    told = f"what has to grow by how much for 95 of 100 checks of {len(runs)} runs to find it"
+    note(f"{told}; and how many find a growth of {100 * GROWTH:.0f} %:")
     for name, found in changes:
         note(f"  {growth(found.change):>9}  {100 * found.power:3.0f} of 100  {name}")
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import note, quoted, show_it, suggest
+from tracekern.cli.open_trace import open_trace
+from tracekern.cli.output import note, quoted, show_it, suggest, working
 from tracekern.errors import BadInput
 from tracekern.formatting import count, ranks, signal_name
 
@@ -34,8 +35,9 @@ def record(
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto: 1,024 records.")] = "auto",
     keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,
+    is_opened: Annotated[bool, typer.Option("--open", help="Show the capture in ui.perfetto.dev at the end.")] = False,
 ) -> None:
-    """Run a program and capture what its kernels ask for by tracekern.launch(), on all its ranks.
+    """Run a program and capture what its kernels ask for by tracekern.launch(), on all its ranks; say who waited.
 
     Ends with the exit code of the program, or with 1 where that is 0 and what was recorded could not be saved.
     """
@@ -57,9 +59,11 @@ def record(
         program = _run(command, env)
         rest = [leftover for leftover in find_leftovers() if leftover.run_id not in older]
         is_left = _save_rest(directory, rest, program)
-    is_there = _tell(output, recording, {leftover.run_id for leftover in rest})
-    if not is_there and not is_left:
+    places = _tell(output, recording, {leftover.run_id for leftover in rest})
+    if not places and not is_left:
         note(f"{directory}: nothing was recorded: the program never called tracekern.launch(), or its log says why not")
+    if places and is_opened:
+        open_trace(places[-1])
     code = program.returncode
     raise typer.Exit((code if code >= 0 else 128 - code) or int(is_left))
 
@@ -123,20 +127,38 @@ def _save_rest(directory: Path, leftovers: list[Leftover], program: subprocess.P
     return is_left
 
 
-def _tell(directory: Path, recording: str, saved: Container[str]) -> bool:
-    """Names what this recording captured, and the commands that show it. Returns whether there is something.
+def _tell(directory: Path, recording: str, saved: Container[str]) -> list[Path]:
+    """Names what this recording captured, reports it, and names the commands that show it. Returns where it is.
 
     saved: runs of it that ranks left in shared memory.
     """
     from tracekern.dump.attempts import metadata_of, places_in
 
-    is_there = False
+    places = []
     for _, place in places_in(directory):  # a fault, a restart or another program of the recording makes attempts
         found = [dump for dump in metadata_of(place) if dump.get("recording") == recording or dump["run_id"] in saved]
         if found:
-            is_there = True
+            places.append(place)
             num_launches = sum(len(metadata["launches"]) for metadata in found)
             note(f"{count(num_launches, 'launch')} of {ranks([metadata['rank'] for metadata in found])} -> {place}")
-            partial = ["--partial"] if len(found) < found[0]["num_ranks"] else []
-            note(f"who waits for whom: {suggest('report', place, *partial)}   {show_it(place)}")
-    return is_there
+            is_partial = len(found) < found[0]["num_ranks"]
+            _report(place, is_partial)
+            note(f"more of it: {suggest('report', place, *['--partial'] * is_partial)}   {show_it(place)}")
+    return places
+
+
+def _report(place: Path, is_partial: bool) -> None:
+    """Prints the lines that a report begins with, on stderr: stdout is the program's."""
+    from tracekern.analysis.findings import analyze
+    from tracekern.timeline.load import load
+    from tracekern.viewers.report.headlines import headlines
+
+    try:
+        with working("reading and analysing the capture"):
+            lines = headlines(analyze(load(place, partial=is_partial)))
+    except BadInput as error:
+        note(str(error))
+        return
+    width = max(len(line.word) for line in lines)
+    for line in lines:
+        note(f"{line.word:>{width}}  {line.text}")

@@ -89,7 +89,7 @@ def _print(plan: Exchange, reports: list[ExchangeReport], timeline: Timeline | N
     out.print(
         f"{plan.provider}: {count(plan.iterations, 'iteration')} on {count(plan.ranks, 'rank')} with "
         f"{count(plan.domains, 'domain')} each; every rank writes {count(plan.pages, 'page')} of {plan.page_kib} KiB "
-        "to each other",
+        "to every other rank",
         soft_wrap=True,
     )
     out.print(_table(plan, reports, timeline))

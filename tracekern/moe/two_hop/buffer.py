@@ -284,7 +284,7 @@ class Buffer:
 
     @staticmethod
     def capture() -> EventOverlap:
-        """Returns what the current stream has come to."""
+        """Returns an event behind what the current stream was given so far, to be another call's previous_event."""
         return EventOverlap(EventHandle())
 
     def synchronize(self) -> None:
