@@ -2,13 +2,16 @@
 
     python benchmarks/figures.py
 
-A comment in a page names the figures in front of it:
+docs/figures.txt says which numbers of a page they are, and where they come from:
 
-    `pipelined` takes 60 or 953<!--= .0f: [load.rows.pipelined.call.median_us for load in moe_4.loads] --> us
+    [docs/moe.md]
+    `pipelined` takes {} or {} us
+        .0f: [load.rows.pipelined.call.median_us for load in moe_4.loads]
 
-It holds a format and a Python expression over the results, by the names of their files. A list of n values stands for
-the last n numbers in front of the comment; texts in it are written as they are. tests/test_docs.py fails while a page
-would change.
+First a part of the page, which has it once: {} stands for a figure, {#} for a number that another entry writes. With
+... in it, all numbers between its two ends are figures. Then a format and a Python expression over the results, by the
+names of their files: a value, or a list of as many as there are figures. Texts are written as they are.
+tests/test_docs.py fails while a page would change.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ import json
 import re
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy import quantile
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMENT = re.compile(r"(<!--= \S*: .*? -->)", re.DOTALL)
+FIGURES = ROOT / "docs" / "figures.txt"
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:-\d\d-\d\d)?(?!\w)")
 
 
@@ -79,30 +82,62 @@ def read_results() -> dict[str, Any]:
     }
 
 
-def fill(text: str, names: dict[str, Any]) -> str:
-    """Returns a page with the figures of its comments. Raises ValueError if a comment has too few numbers before it."""
-    parts = COMMENT.split(text)
-    for idx in range(1, len(parts), 2):
-        form, _, expression = parts[idx].removeprefix("<!--= ").removesuffix(" -->").partition(": ")
-        found = eval(" ".join(expression.split()), dict(names))
-        values = [value if isinstance(value, str) else format(value, form) for value in _as_list(found)]
-        places = list(NUMBER.finditer(parts[idx - 1]))[-len(values) :]
-        if len(places) < len(values):
-            raise ValueError(f"{parts[idx]}: {len(places)} numbers in front of it, wanted {len(values)}")
-        for place, value in reversed(list(zip(places, values, strict=True))):
-            parts[idx - 1] = parts[idx - 1][: place.start()] + value + parts[idx - 1][place.end() :]
-    return "".join(parts)
+class Figure(NamedTuple):
+    """What docs/figures.txt says of some numbers of a page."""
+
+    place: str
+    form: str
+    expression: str
+
+    def values(self, names: dict[str, Any]) -> list[str]:
+        found = eval(self.expression, dict(names))
+        listed = found if isinstance(found, list) else [found]
+        return [value if isinstance(value, str) else format(value, self.form) for value in listed]
+
+    def numbers_in(self, page: str) -> list[tuple[int, int]]:
+        """Returns where the figures are. Raises ValueError unless the page has the place once."""
+        number = f"(?:{NUMBER.pattern})"
+        special = {"{}": f"({number})", "{#}": number, "...": "(?s:.*?)"}
+        parts = re.split(r"(\{#?\}|\.\.\.|\s+)", self.place)
+        pattern = (special.get(part) or (r"\s+" if part.isspace() else re.escape(part)) for part in parts)
+        found = list(re.finditer("".join(pattern), page))
+        if len(found) != 1:
+            raise ValueError(f"{self.place}: the page has it {len(found)} times, wanted once")
+        if "..." in self.place:
+            return [place.span() for place in NUMBER.finditer(page, *found[0].span())]
+        return [found[0].span(number) for number in range(1, found[0].re.groups + 1)]
 
 
-def _as_list(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else [found]
+def read_figures() -> dict[Path, list[Figure]]:
+    """Returns the figures of each page."""
+    pages: dict[Path, list[Figure]] = {page: [] for page in PAGES}
+    for block in re.split(r"^\[(.*)\]$", FIGURES.read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        if "\n" not in block:
+            own = pages[ROOT / block]
+            continue
+        lines = [line for line in block.splitlines() if line]
+        for place, source in zip(lines[::2], lines[1::2], strict=True):
+            form, _, expression = source.strip().partition(": ")
+            own.append(Figure(place, form.removesuffix(":"), expression))
+    return pages
+
+
+def fill(text: str, figures: list[Figure], names: dict[str, Any]) -> str:
+    """Returns a page with its figures. Raises ValueError for a place that has another number of them."""
+    for figure in figures:
+        values, places = figure.values(names), figure.numbers_in(text)
+        if len(values) != len(places):
+            raise ValueError(f"{figure.place}: {len(places)} figures, {len(values)} values")
+        for (start, end), value in reversed(list(zip(places, values, strict=True))):
+            text = text[:start] + value + text[end:]
+    return text
 
 
 def main() -> None:
     names = read_results()
-    for page in PAGES:
+    for page, figures in read_figures().items():
         old = page.read_text("utf-8")
-        if (new := fill(old, names)) != old:
+        if (new := fill(old, figures, names)) != old:
             page.write_text(new, "utf-8")
             print(page.relative_to(ROOT))
 

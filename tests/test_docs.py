@@ -16,7 +16,7 @@ import tracekern.fabric
 from tracekern.analysis.findings import Findings
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from figures import NUMBER, PAGES, Result, fill, read_results
+from figures import NUMBER, PAGES, Figure, Result, fill, read_figures, read_results
 
 RESULTS = read_results()
 
@@ -33,16 +33,20 @@ def test_results_say_of_what_they_are():
 def test_figures_are_those_of_the_results(page):
     """`python benchmarks/figures.py` writes those that are not."""
     text = page.read_text("utf-8")
-    assert fill(text, RESULTS) == text
+    assert fill(text, read_figures()[page], RESULTS) == text
 
 
 def test_figures_are_written_from_results():
     names = {"run": Result(date="2026-11-25", us=[1234.5, 0.25])}
-    old = "On 2000-01-01<!--= : run.date --> 8 ranks took 1 or, at best, -2.0<!--= ,.1f: run.us --> us"
-    new = "On 2026-11-25<!--= : run.date --> 8 ranks took 1,234.5 or, at best, 0.2<!--= ,.1f: run.us --> us"
-    assert fill(old, names) == new
-    with pytest.raises(ValueError, match="1 numbers in front of it, wanted 2"):
-        fill("1<!--= : run.date --> and 2<!--= ,.1f: run.us -->", names)
+    figures = [Figure("On {} {#} ranks", "", "run.date"), Figure("took {} or, at best, {} us", ",.1f", "run.us")]
+    page = "On {} 8 ranks took {} or,\nat best, {} us"
+    new = page.format("2026-11-25", "1,234.5", "0.2")
+    assert fill(page.format("2000-01-01", "1", "-2.0"), figures, names) == new
+    assert fill("took 1 or 2 us", [Figure("took ... us", ".0f", "run.us")], names) == "took 1234 or 0 us"
+    with pytest.raises(ValueError, match="took {} us: 1 figures, 2 values"):
+        fill("took 1 us", [Figure("took {} us", ",.1f", "run.us")], names)
+    with pytest.raises(ValueError, match="the page has it 2 times, wanted once"):
+        fill("took 1 us, took 2 us", [Figure("took {} us", "", "run.date")], names)
 
 
 def test_what_pages_say_never_happened_did_not():
