@@ -334,14 +334,7 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     if metadata.get("roles") is not None:
         _check_names(checker, metadata["roles"])
     _check_choices(checker, metadata)
-    clock = checker.get(metadata, "clock", dict)
-    checker.get(clock, "name", str)
-    checker.get({"id": ""} | clock, "id", str)  # older dumps have none
-    per_second = checker.integer(
-        clock, "ticks_per_second", ranges.MIN_TICKS_PER_SECOND, ranges.MAX_TICKS_PER_SECOND + 1
-    )
-    checker.integer(clock, "resolution_ticks", 1, per_second + 1)
-    checker.integer(clock, "shift", 0, 32)
+    _check_clocks(checker, metadata)
     checker.integer(metadata, "packed_ns", 0, fmt.MAX_NS + 1)
     checker.integer({"died_ns": 0} | metadata, "died_ns", 0, fmt.MAX_NS + 1)  # older dumps have none
     _check_overhead(checker, metadata)
@@ -381,6 +374,20 @@ def _check_choices(checker: _Checker, metadata: dict[str, Any]) -> None:
     states = fmt.STATE_NAMES.values()
     if metadata["state"] not in states:
         raise checker.fail(f"metadata field state is {metadata['state'][:40]!r}, wanted one of {', '.join(states)}")
+
+
+def _check_clocks(checker: _Checker, metadata: dict[str, Any]) -> None:
+    clock = checker.get(metadata, "clock", dict)
+    checker.get(clock, "name", str)
+    checker.get({"id": ""} | clock, "id", str)  # older dumps have none
+    per_second = checker.integer(
+        clock, "ticks_per_second", ranges.MIN_TICKS_PER_SECOND, ranges.MAX_TICKS_PER_SECOND + 1
+    )
+    checker.integer(clock, "resolution_ticks", 1, per_second + 1)
+    checker.integer(clock, "shift", 0, 32)
+    host_clock = checker.get({"host_clock": {}} | metadata, "host_clock", dict)  # older dumps have none
+    checker.get({"id": ""} | host_clock, "id", str)
+    checker.integer({"anchor_ns": 0} | host_clock, "anchor_ns", -fmt.MAX_NS, fmt.MAX_NS + 1)
 
 
 def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:

@@ -290,7 +290,7 @@ class _Window:
     def _if_store_works(self, call: Callable[[], _Result]) -> _Result | None:
         try:
             return call()
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:  # the last two where the backend has no store
             _log.warning("capture %s: nothing is recorded: %s", self._path, one_line(error))
             self._is_wanted, self._joint = False, None
             return None

@@ -37,9 +37,12 @@ def keeping(name: str) -> Iterator[None]:
     path = _marker(name)
     with contextlib.ExitStack() as undo:
         with contextlib.suppress(OSError):  # no room for a file, nor for a segment
-            file = undo.enter_context(open(os.open(path, _FLAGS, 0o600), "rb"))
             undo.callback(path.unlink, missing_ok=True)
-            fcntl.flock(file, fcntl.LOCK_SH)
+            is_there = False
+            while not is_there:  # who looks for it before it is locked takes it for a dead process's, and removes it
+                file = undo.enter_context(open(os.open(path, _FLAGS, 0o600), "rb"))
+                fcntl.flock(file, fcntl.LOCK_SH)
+                is_there = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
         yield
 
 
@@ -50,14 +53,20 @@ def make_way(directory: Path, command: str) -> None:
     Called by each rank before its capture opens. What still runs, what another process saves and what other commands
     and users left stays.
     """
-    if not find_dead():
-        return
-    with _turn():
-        for run in _dead_runs(directory):
-            run.save()
-        for run in _too_many(_dead_runs(directory, command)):
-            if not run.save():
-                run.discard()
+    try:
+        if find_dead():
+            with _turn():
+                _save_and_cap(directory, command)
+    except OSError as error:  # the capture may open all the same
+        _log.warning("what dead ranks left in shared memory stays there: %s", error)
+
+
+def _save_and_cap(directory: Path, command: str) -> None:
+    for run in _dead_runs(directory):
+        run.save()
+    for run in _too_many(_dead_runs(directory, command)):
+        if not run.save():
+            run.discard()
 
 
 @dataclass(frozen=True)
