@@ -82,7 +82,7 @@ def rebuild(data: bytes, metadata: Any, payload: bytes | None = None) -> bytes:
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dump says when it was packed."""
-    monkeypatch.setattr("tracekern.segment.pack.time", SimpleNamespace(time_ns=lambda: 10**15))
+    monkeypatch.setattr("tracekern.segment.pack.time", SimpleNamespace(monotonic_ns=lambda: 10**15))
 
 
 @pytest.mark.usefixtures("stopped_clock")
