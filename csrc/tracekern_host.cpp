@@ -134,7 +134,7 @@ std::string opening_metadata(const tk_host_options& options, const std::string& 
     add("keep", "first");
     add("directory", directory);
     add("command", command);
-    json += ",\"host_clock\":{\"id\":" + quote(host_clock_id()) + ",\"anchor_ns\":" + std::to_string(anchor_ns) + "}";
+    json += ",\"host_time\":{\"id\":" + quote(host_clock_id()) + ",\"anchor_ns\":" + std::to_string(anchor_ns) + "}";
     return json + ",\"fault_names\":{\"channels\":" + list(kCommChannelNames[0] + std::string(" grid")) +
            ",\"kernels\":[{\"first_stage\":0,\"stages\":" + list(text_of(options.stages)) +
            ",\"channels\":" + list(text_of(options.channels)) + "}]}}";

@@ -62,7 +62,7 @@ def test_a_clock_that_is_set_in_a_capture_moves_no_lane_and_is_told(
 
 def test_moments_of_one_clock_are_ordered_by_it_and_others_by_the_wall_clock():
     def moment(clock_id: str, anchor_ns: int, host_ns: int) -> Moment:
-        return Moment.of({"host_clock": {"id": clock_id, "anchor_ns": anchor_ns}}, host_ns)
+        return Moment.of({"host_time": {"id": clock_id, "anchor_ns": anchor_ns}}, host_ns)
 
     early, late = moment("a", 1_000, 1_010), moment("a", 400, 430)
     assert early.is_before(late)

@@ -84,7 +84,7 @@ class Moment:
     @classmethod
     def of(cls, metadata: Mapping[str, Any], host_ns: int) -> Moment:
         """Returns the moment of a host time in a dump. Dumps of older versions have wall clock times."""
-        clock = metadata.get("host_clock", {})
+        clock = metadata.get("host_time", {})
         return cls(str(clock.get("id", "")), host_ns - int(clock.get("anchor_ns", 0)), host_ns)
 
     @classmethod

@@ -385,9 +385,9 @@ def _check_clocks(checker: _Checker, metadata: dict[str, Any]) -> None:
     )
     checker.integer(clock, "resolution_ticks", 1, per_second + 1)
     checker.integer(clock, "shift", 0, 32)
-    host_clock = checker.get({"host_clock": {}} | metadata, "host_clock", dict)  # older dumps have none
-    checker.get({"id": ""} | host_clock, "id", str)
-    checker.integer({"anchor_ns": 0} | host_clock, "anchor_ns", -fmt.MAX_NS, fmt.MAX_NS + 1)
+    host_time = checker.get({"host_time": {}} | metadata, "host_time", dict)  # older dumps have none
+    checker.get({"id": ""} | host_time, "id", str)
+    checker.integer({"anchor_ns": 0} | host_time, "anchor_ns", -fmt.MAX_NS, fmt.MAX_NS + 1)
 
 
 def _check_overhead(checker: _Checker, metadata: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def refuse_second_claim(dump: Path) -> None:
     is_related = os.getpid() in ancestors or metadata.get("pid") in ours["ancestors"]
     if theirs.get("host") == ours["host"] and is_related:
         return
-    started = Moment.of({"host_clock": describe_host_clock()}, _started_ns())
+    started = Moment.of({"host_time": describe_host_clock()}, _started_ns())
     packed = Moment.of(metadata, metadata["packed_ns"])
     if started.is_before(packed, _OVERLAP_NS):
         raise BadInput(

@@ -97,7 +97,7 @@ def opening_metadata(
         "num_residents": group.num_residents,
         "node": platform.node(),
         "machine": machine_id(),
-        "host_clock": describe_host_clock(),
+        "host_time": describe_host_clock(),
         "pid": os.getpid(),
         "process": process_facts(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),

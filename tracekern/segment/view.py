@@ -85,7 +85,7 @@ class SegmentView:
     @property
     def anchor_ns(self) -> int:
         """What its rank adds to CLOCK_MONOTONIC for host time (tracekern/host_clock.py)."""
-        return int(dict(self.metadata.get("host_clock", {})).get("anchor_ns", 0))  # 0: of an earlier version
+        return int(dict(self.metadata.get("host_time", {})).get("anchor_ns", 0))  # 0: of an earlier version
 
     @property
     def footprint_bytes(self) -> int:
