@@ -421,7 +421,7 @@ class TransferEngine:
                 raise BadInput(f"num_shards is {num_shards}, and routing is {routing}; wanted one of them")
             routing = DomainGroupRouting.round_robin(num_shards)
         place = src.region, src_offset, num_bytes, dst.native, dst_offset
-        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
+        how = _check_imm(imm), routing, _check_limit(timeout_s)
         with _bad_input():
             return Transfer(self._engine.submit_write(*place, *how, native_on_done(on_done)))
 
@@ -440,7 +440,7 @@ class TransferEngine:
     ) -> Transfer:
         """Writes page for page. With `imm` each page raises it there."""
         pages = src.region, src_pages.as_native, dst.native, dst_pages.as_native, page_bytes
-        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
+        how = _check_imm(imm), routing, _check_limit(timeout_s)
         with _bad_input():
             return Transfer(self._engine.submit_paged_writes(*pages, *how, native_on_done(on_done)))
 
@@ -481,7 +481,7 @@ class TransferEngine:
     ) -> Transfer:
         """Writes to each peer its slice; without bytes it still raises `imm`. One transfer: done when all are."""
         what = group.native, src.region, slices
-        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
+        how = _check_imm(imm), routing, _check_limit(timeout_s)
         with _bad_input():
             return Transfer(self._engine.submit_scatter(*what, *how, native_on_done(on_done)))
 
@@ -495,7 +495,7 @@ class TransferEngine:
         on_done: OnDone,
     ) -> Transfer:
         """Raises an immediate at each peer. Writes submitted before may arrive after it: count their own."""
-        how = _check_imm(imm), routing.as_native, _check_limit(timeout_s)
+        how = _check_imm(imm), routing, _check_limit(timeout_s)
         with _bad_input():
             return Transfer(self._engine.submit_barrier(group.native, *how, native_on_done(on_done)))
 

@@ -22,8 +22,7 @@ class PageIndices:
         return list(self.indices), self.stride, self.offset
 
 
-@dataclass(frozen=True)
-class DomainGroupRouting:
+class DomainGroupRouting(NamedTuple):
     """Through which domains the writes to one peer go: round_robin() or pinned()."""
 
     num_shards: int
@@ -40,13 +39,8 @@ class DomainGroupRouting:
         """All through one domain."""
         return cls(1, domain)
 
-    @property
-    def as_native(self) -> tuple[int, int | None]:
-        return self.num_shards, self.domain
 
-
-@dataclass(frozen=True)
-class GroupTransferRouting:
+class GroupTransferRouting(NamedTuple):
     """Through which domains the writes to the peers of a group go: shard_peers(), shard_bytes() or single()."""
 
     kind: int
@@ -66,10 +60,6 @@ class GroupTransferRouting:
     def single(cls, domain: int = 0) -> GroupTransferRouting:
         """All through one domain."""
         return cls(2, domain)
-
-    @property
-    def as_native(self) -> tuple[int, int]:
-        return self.kind, self.domain
 
 
 ROUND_ROBIN = DomainGroupRouting.round_robin()
