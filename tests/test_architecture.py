@@ -185,10 +185,12 @@ def test_no_modules_import_each_other():
 
 
 def test_commands_import_heavy_things_inside():
+    """Workloads are themselves imported when `run` calls them."""
     light = (*sys.stdlib_module_names, "typer", "rich", "tracekern.cli", "tracekern.errors", "tracekern.formatting")
     found = [
         f"{relative(path)}:{node.lineno}: imports {name}"
         for path in sorted((ROOT / "tracekern" / "cli").glob("*.py"))
+        if not path.name.startswith("run_")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])

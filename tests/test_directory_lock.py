@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import CommandLine
 from tests.test_run_limits import command
-from tracekern.cli import run as cli_run
+from tracekern.cli import run_moe as cli_run
 from tracekern.errors import BadInput
 from tracekern.launcher.spawner import Spawner
 from tracekern.moe.options import MoeRun

@@ -18,7 +18,7 @@ import pytest
 
 from tests.test_cli import refused
 from tracekern.analysis.summary import EventSummary, Summary
-from tracekern.cli.run import _longest_wait, _plans_of_all, _print, _Result
+from tracekern.cli.run_moe import _longest_wait, _plans_of_all, _print, _Result
 from tracekern.dump.format import SEGMENT_MAGIC
 from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
 from tracekern.moe.options import MoeRun

@@ -12,7 +12,7 @@ from rank_pool import RankPool
 import tracekern
 from tests.warm_ranks import run_moe
 from tracekern.cli.options import parse_blocks
-from tracekern.cli.run import _print, _Result
+from tracekern.cli.run_moe import _print, _Result
 from tracekern.comm.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts

@@ -43,6 +43,10 @@ Output = Annotated[
         help=f"File to write. Its suffix is the format: {SUFFIXES}.",
     ),
 ]
+Directory = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", parser=output_path, help="Directory for capture and trace."),
+]
 Unaligned = Annotated[
     bool,
     typer.Option("--unaligned", help="Use clocks as they are if they cannot be related; the title says so."),

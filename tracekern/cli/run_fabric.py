@@ -12,52 +12,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracekern.cli import options
-from tracekern.cli.output import console, print_json, progress, show_it, table
+from tracekern.cli.flags import takes_flags_of
+from tracekern.cli.output import Command, console, print_json, progress, show_it, table
 from tracekern.errors import BadInput
+from tracekern.fabric.exchange import Exchange, ExchangeReport, raise_for_error, run_exchange
 from tracekern.formatting import count, duration
 
 if TYPE_CHECKING:
     from tracekern.analysis.transfers import TransferWaits
-    from tracekern.fabric.exchange import Exchange, ExchangeReport
     from tracekern.timeline.model import Timeline
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command(cls=Command, epilog="Example: tracekern run fabric --ranks 2 -o my-capture")
+@takes_flags_of(Exchange)
 def fabric(
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for capture and trace."
-        ),
-    ] = None,
-    ranks: Annotated[int, typer.Option(help="Ranks, processes of this host.")] = 2,
-    provider: Annotated[str, typer.Option(help="tcp, on the loopback device, or shm.")] = "tcp",
-    domains: Annotated[int, typer.Option(help="Interfaces that each rank uses side by side.")] = 1,
-    pages: Annotated[int, typer.Option(help="Pages that each rank writes to each other, in an iteration.")] = 64,
-    page_kib: Annotated[int, typer.Option(help="Size of a page.")] = 64,
-    iterations: Annotated[int, typer.Option(help="Iterations, each behind a barrier.")] = 20,
-    late_rank: Annotated[int, typer.Option(help="A rank that submits late; -1: none.")] = -1,
-    late_us: Annotated[int, typer.Option(help="How much later it submits.")] = 5000,
-    timeout_s: Annotated[int, typer.Option(help="Longest wait for the writes of an iteration.")] = 20,
+    output: options.Directory = None,
+    *,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record, or only run.")] = True,
     as_json: options.Json = False,
+    **flags: Any,
 ) -> None:
     """Transfers over libfabric. Ends with 0 only if every byte arrived."""
-    from tracekern.fabric.exchange import Exchange, raise_for_error, run_exchange
-
     if trace and output is None:
         raise BadInput("run fabric: no place for the capture; give one with -o DIR, or run with --no-trace")
-    plan = Exchange(
-        ranks=ranks,
-        provider=provider,
-        domains=domains,
-        pages=pages,
-        page_kib=page_kib,
-        iterations=iterations,
-        late_rank=late_rank,
-        late_us=late_us,
-        timeout_s=timeout_s,
-        command=shlex.join(["tracekern", *sys.argv[1:]]),
-    )
+    plan = Exchange(**flags, command=shlex.join(["tracekern", *sys.argv[1:]]))
     with progress() as bar:
         task = bar.add_task(f"{plan.provider} on {plan.ranks} ranks", total=plan.iterations)
         reports, directory = run_exchange(

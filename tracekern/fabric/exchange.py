@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,13 @@ from tracekern.errors import BadInput, TracekernError
 from tracekern.fabric.engine import TRACED_RECORDS
 from tracekern.launcher.launch import RankExit, launch_ranks, new_run_id
 from tracekern.launcher.watch import Limits
+from tracekern.launcher.workload import Lines, flag
 from tracekern.record.attempt_choice import next_attempt
 
 WORKER = "tracekern.fabric.exchange_worker:main"
 """Function that each rank runs."""
 OPTIONS, CAPTURE = "TRACEKERN_FABRIC_RUN", "TRACEKERN_FABRIC_CAPTURE"
 """Environment variables of the ranks: the fields of Exchange as JSON, and the capture's directory."""
-PROGRESS, REPORT = "tracekern-fabric-progress ", "tracekern-fabric-report "
-"""What lines of a rank begin with: iterations done, and an ExchangeReport."""
 _MAX_BYTES = 1 << 30
 
 
@@ -28,20 +26,15 @@ _MAX_BYTES = 1 << 30
 class Exchange:
     """One run. Raises BadInput for values that cannot be used."""
 
-    ranks: int = 2
-    provider: str = "tcp"
-    """tcp on the loopback device, or shm."""
-    domains: int = 1
-    """Of each rank."""
-    pages: int = 64
-    """That each rank writes to each other, in an iteration."""
-    page_kib: int = 64
-    iterations: int = 20
-    late_rank: int = -1
-    """A rank that submits `late_us` later than the others; -1: none."""
-    late_us: int = 5000
-    timeout_s: int = 20
-    """Longest wait for the writes of an iteration."""
+    ranks: int = flag(2, "Ranks, processes of this host.")
+    provider: str = flag("tcp", "tcp, on the loopback device, or shm.")
+    domains: int = flag(1, "Interfaces that each rank uses side by side.")
+    pages: int = flag(64, "Pages that each rank writes to each other, in an iteration.")
+    page_kib: int = flag(64, "Size of a page.")
+    iterations: int = flag(20, "Iterations, each behind a barrier.")
+    late_rank: int = flag(-1, "A rank that submits late; -1: none.")
+    late_us: int = flag(5000, "How much later it submits.")
+    timeout_s: int = flag(20, "Longest wait for the writes of an iteration.")
     command: str = "tracekern run fabric"
 
     def __post_init__(self) -> None:
@@ -104,17 +97,7 @@ def run_exchange(
     on_progress(done, total): called with the iterations that rank 0 has finished.
     """
     capture_dir = None if directory is None else next_attempt(directory)
-    reports: dict[int, ExchangeReport] = {}
-
-    def take(rank: int, line: str) -> None:
-        if line.startswith(PROGRESS) and rank == 0 and on_progress:
-            on_progress(int(line[len(PROGRESS) :]), options.iterations)
-        elif line.startswith(REPORT):
-            reports[rank] = ExchangeReport(**json.loads(line[len(REPORT) :]))
-        elif not line.startswith(PROGRESS):
-            sys.stderr.write(f"[rank {rank}] {line}\n")
-
-    limit_s = 60.0 + options.timeout_s
+    told = Lines(ExchangeReport, on_progress)
     exits = launch_ranks(
         options.ranks,
         WORKER,
@@ -124,11 +107,11 @@ def run_exchange(
             "TORCH_CPP_LOG_LEVEL": "FATAL",  # ranks that lose another one would print a stack
         },
         capture_dir=capture_dir,
-        on_line=take,
-        limits=Limits(run_s=limit_s, raised_by="--timeout-s"),
+        on_line=told.take,
+        limits=Limits(run_s=60.0 + options.timeout_s, raised_by="--timeout-s"),
         run_id=new_run_id(),
     )
-    return [reports.get(ended.rank) or _report_of(ended) for ended in exits], capture_dir
+    return [told.reports.get(ended.rank) or _report_of(ended) for ended in exits], capture_dir
 
 
 def _report_of(ended: RankExit) -> ExchangeReport:

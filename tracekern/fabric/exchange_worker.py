@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -15,13 +14,14 @@ import torch
 import torch.distributed as dist
 
 from tracekern.comm.group import Group
-from tracekern.errors import BadInput, TracekernError
+from tracekern.errors import TracekernError
 from tracekern.fabric.done import DoneFlag
 from tracekern.fabric.engine import MemoryRegionDescriptor, Net, TransferEngine
-from tracekern.fabric.exchange import CAPTURE, OPTIONS, PROGRESS, REPORT, Exchange, ExchangeReport
+from tracekern.fabric.exchange import CAPTURE, OPTIONS, Exchange, ExchangeReport
 from tracekern.fabric.requests import PageIndices
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter
+from tracekern.launcher.workload import PROGRESS, REPORT, options_from, tell
 from tracekern.record.session import Capture, capture
 
 
@@ -30,23 +30,14 @@ def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         enter(SET_UP)
-        report = _run(_options())
+        report = _run(options_from(OPTIONS, Exchange))
     except TracekernError as error:
         report = ExchangeReport(rank, f"rank {rank}: {error}", error.exit_code)
-    sys.stdout.write(f"{REPORT}{json.dumps(dataclasses.asdict(report))}\n")
-    sys.stdout.flush()
+    tell(REPORT, json.dumps(dataclasses.asdict(report)))
     return report.exit_code
 
 
 vars(main)["at_interrupt"] = signal.SIG_DFL
-
-
-def _options() -> Exchange:
-    text = os.environ.get(OPTIONS, "{}")
-    try:
-        return Exchange(**json.loads(text))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{OPTIONS} is {text!r}: {error}") from None
 
 
 def _run(options: Exchange) -> ExchangeReport:
@@ -64,8 +55,7 @@ def _run(options: Exchange) -> ExchangeReport:
             with pages.engine.traced(open_capture, options.records) if directory else contextlib.nullcontext():
                 for iteration in range(options.iterations):
                     pages.write_all(iteration, open_capture)
-                    sys.stdout.write(f"{PROGRESS}{iteration + 1}\n")
-                    sys.stdout.flush()
+                    tell(PROGRESS, f"{iteration + 1} {options.iterations}")
             enter(CLOSE)
     dist.destroy_process_group()
     wrong = pages.wrong_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from tracekern.comm.communicator import Communicator
+from tracekern.launcher.workload import PROGRESS, tell
 from tracekern.moe.families import FAMILY_OF
 from tracekern.moe.options import MoeRun
 from tracekern.moe.reference import reference
-from tracekern.moe.reports import PROGRESS
 from tracekern.moe.routing import Batch, draw_batch
 from tracekern.record.session import Capture
 
@@ -112,8 +111,7 @@ class Calls:
         self._num_done += num_calls
         total = self._num_calls
         if self._rank == 0 and (time.monotonic() - self._told_s > TELL_EVERY_S or self._num_done == total):
-            sys.stdout.write(f"{PROGRESS}{self._num_done} {total}\n")
-            sys.stdout.flush()
+            tell(PROGRESS, f"{self._num_done} {total}")
             self._told_s = time.monotonic()
 
     @property

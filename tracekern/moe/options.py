@@ -9,6 +9,7 @@ from tracekern.comm.communicator import check_link_rate
 from tracekern.comm.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
 from tracekern.formatting import count
+from tracekern.launcher.workload import flag
 from tracekern.moe.experts import MAX_DETAIL, Experts
 from tracekern.moe.families import EXPERT_KINDS, FAMILY_OF, VARIANTS, all_options, takes_option
 from tracekern.moe.family import blocks_by_stage
@@ -27,57 +28,66 @@ class MoeRun:
     Raises BadInput for values that cannot be used.
     """
 
-    ranks: int = 8
-    variant: str = "balanced"
-    tokens: int = 64
-    """Most tokens of a rank."""
-    hidden: int = 2048
-    experts: int = 64
-    topk: int = 6
-    dtype: str = "bf16"
-    expert: str = "scale"
-    """What an expert makes of a row: "scale" multiplies it by a number, "int4_sparse" is a network."""
-    intermediate: int = 256
-    """Size between the two weights of an int4 expert."""
-    routing: str = "zipf"
-    uneven: bool = True
-    iterations: int = 3
-    seed: int = 7
-    trace: bool = True
-    timeout_ms: int = 20_000
-    records_per_track: int | Literal["auto"] = "auto"
-    keep: Literal["first", "last"] = "first"
-    """Which records of a full track stay."""
-    clock: Literal["realtime", "cycles"] = "realtime"
-    """Where records get their times."""
-    detail: int | str = 0
-    """Each step of every so many-th tile of int4 experts is recorded; 0: of none. "all": of every tile, and how warps
-    with nothing to do wait."""
-    every: int = 1
-    blocks: int = 0
-    """Blocks of a kernel; 0: 4 on the CPU, on a GPU all SMs but 4."""
+    ranks: int = flag(8, "Ranks: on a GPU each, all on one, or simulated on the CPU.")
+    variant: str = flag("balanced", f"{', '.join(VARIANTS)}; all: one after the other.")
+    tokens: int = flag(64, "Most tokens of a rank.")
+    hidden: int = flag(2048, "Elements of a token.")
+    experts: int = flag(64, "Experts of all ranks together.")
+    topk: int = flag(6, "Experts that each token goes to.")
+    dtype: str = flag("bf16", "fp32, fp16 or bf16.")
+    expert: str = flag("scale", "What experts do: scale rows, or int4_sparse, a network.")
+    intermediate: int = flag(256, "Size between the two weights of an int4 expert.")
+    routing: str = flag("zipf", "uniform, zipf or one-hot-rank.")
+    uneven: bool = flag(True, "Let ranks differ in their number of tokens.", "--uneven/--even")
+    iterations: int = flag(3, "Calls, back to back.")
+    seed: int = flag(7, "Seed of tokens, routing and simulated clocks.")
+    trace: bool = flag(True, "Record, or run the untraced kernels.", "--trace/--no-trace")
+    timeout_ms: int = flag(20_000, "Longest wait of a kernel for a peer.")
+    records_per_track: int | Literal["auto"] = flag("auto", "Room of a track; auto counts first.", kind=str)
+    keep: Literal["first", "last"] = flag("first", "Which records of a full track stay: first or last.", kind=str)
+    clock: Literal["realtime", "cycles"] = flag(
+        "realtime", "Clock of records: realtime, or cycles for short spans.", kind=str
+    )
+    detail: int | str = flag(
+        0,
+        "Record each step of every Nth tile of int4 experts; 0: of none. "
+        "all: of every one, and how warps with nothing to do wait for the others.",
+        kind=str,
+        metavar="N|all",
+    )
+    every: int = flag(1, "Record every Nth launch of a kernel.")
+    blocks: int = flag(
+        0,
+        "Blocks of all kernels, or of some, as combine=304; 0: 4 on the CPU, on a GPU most of its SMs.",
+        kind=str,
+        metavar="N[,KERNEL=N]",
+    )
     stage_blocks: dict[str, int] = field(default_factory=dict)
     """Blocks of kernels that have another number of them, by the names of blocks_by_stage()."""
-    sweep_blocks: bool = False
-    """Whether to time calls with other numbers of blocks, kernel by kernel (tracekern/moe/sweep.py)."""
-    warps: int = 0
-    """Warps of a block; 0: 4 on the CPU, 16 on a GPU."""
+    sweep_blocks: bool = flag(
+        False,
+        "Time calls with other numbers of blocks, kernel by kernel, and print a table; makes no capture.",
+        "--sweep-blocks",
+    )
+    warps: int = flag(0, "Warps of a block; 0: 4 on the CPU, 16 on a GPU.")
     family_options: dict[str, int] = field(default_factory=dict)
     """Options that only the variant's family has, such as the partitions of `pipelined`; 0 leaves the choice to it."""
-    late_rank: int = -1
-    """A rank whose calls begin `late_us` later than its host starts them, to see how the others wait; -1: none."""
-    late_us: int = 300
-    slow_link: float | None = None
-    """Rate in GB/s at which rows leave each rank for ranks of other nodes, on the CPU backend; None: that of memory."""
+    late_rank: int = flag(-1, "A rank whose calls begin late; -1: none.")
+    late_us: int = flag(300, "How much later they begin.")
+    slow_link: float | None = flag(
+        None, "On the CPU: GB/s at which rows leave each rank for ranks of other nodes; see --nodes.", metavar="GBPS"
+    )
     link_nodes: int = 0
     """Nodes that the slow link is between, for variants that know of none; 0: two."""
-    torch_profiler: bool = False
-    host_driven: bool | None = None
-    """Whether the host starts each call after the one before has ended. Else all calls are back to back on the device,
-    behind a barrier of the ranks each. None: on the CPU backend, whose kernels run on the host."""
-    backend: str = "auto"
-    limit_s: int = 60
-    """Longest time without progress in a phase (tracekern/launcher/watch.py), in addition to what kernels may wait."""
+    torch_profiler: bool = flag(False, "Add torch.profiler's lanes: threads and, on GPUs, streams.", "--torch-profiler")
+    host_driven: bool | None = flag(
+        None,
+        "Start each call after the last one has ended, as a host does that looks at results; or all back to back, "
+        "each behind a barrier on the device. Without either: --device-driven on GPUs.",
+        "--host-driven/--device-driven",
+    )
+    backend: str = flag("auto", "cpu, cuda, or auto: on GPUs if the ranks have room there.")
+    limit_s: int = flag(60, "Seconds without progress in any phase that end the run.")
     command: str = "tracekern run moe"
     """Command line stored with the capture."""
 

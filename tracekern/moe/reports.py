@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import signal
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +9,6 @@ from typing import Any
 from tracekern.errors import CommTimeout, TracekernError
 from tracekern.formatting import count, first_of_each
 from tracekern.moe.options import MoeRun
-
-PROGRESS = "tracekern-progress "
-"""Prefix of a worker's line with the number of finished calls and of all calls."""
-REPORT = "tracekern-report "
-"""Prefix of a worker's last line, its RankReport."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +46,6 @@ class RankReport:
     """Choices of blocks and their times, the same on all ranks: the fields of tracekern.moe.sweep.Choice."""
     has_no_room: bool = False
     """Whether it could not be resident beside the others."""
-
-    def as_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RankReport:
-        values = json.loads(text)
-        return cls(**{**values, "iteration_ms": tuple(values["iteration_ms"]), "sweep": tuple(values["sweep"])})
 
 
 @dataclass(frozen=True)

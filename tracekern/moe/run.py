@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING
 from tracekern.comm.host_memory import num_out_of_memory, too_few_files
 from tracekern.compiled import compiled
 from tracekern.errors import BadInput, CommTimeout
+from tracekern.launcher.workload import Lines
 from tracekern.moe.options import MoeRun
 from tracekern.moe.placement import Placement, place
-from tracekern.moe.reports import PROGRESS, REPORT, RankReport, RunReport
+from tracekern.moe.reports import RankReport, RunReport
 from tracekern.record.attempt_choice import next_attempt
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _run_once(
     from tracekern.launcher.launch import launch_ranks, new_run_id
 
     num_out_of_memory_before = num_out_of_memory()
-    run_id, told = new_run_id(), _Lines(on_progress)
+    run_id, told = new_run_id(), Lines(RankReport, on_progress)
     exits = launch_ranks(
         options.ranks,
         spawner or WORKER,
@@ -107,25 +107,6 @@ def _limits(options: MoeRun) -> Limits:
 
     limit_s = float(options.limit_s)
     return Limits(limit_s, limit_s, limit_s + options.timeout_ms / 1e3, limit_s + CLOSE_TIMEOUT_S, "--limit-s")
-
-
-class _Lines:
-    """Takes the lines of the ranks: progress, reports, and what else they print, which goes to standard error."""
-
-    def __init__(self, on_progress: Callable[[int, int], None] | None) -> None:
-        self._on_progress = on_progress
-        self.reports: dict[int, RankReport] = {}
-
-    def take(self, rank: int, line: str) -> None:
-        if line.startswith(PROGRESS):
-            done, total = line[len(PROGRESS) :].split()
-            if rank == 0 and self._on_progress:
-                self._on_progress(int(done), int(total))
-        elif line.startswith(REPORT):
-            report = RankReport.from_json(line[len(REPORT) :])
-            self.reports[report.rank] = report
-        else:
-            sys.stderr.write(f"[rank {rank}] {line}\n")
 
 
 def _make_directory(path: Path) -> None:

@@ -29,12 +29,13 @@ from tracekern.comm.this_thread import rank_of_thread, this_resident
 from tracekern.errors import BadInput, CommTimeout, PeerLost, TracekernError, what_is_lacking
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.launcher.watch import CLOSE, RUN, SET_UP, enter, is_launched
+from tracekern.launcher.workload import REPORT, options_from, tell
 from tracekern.moe.calls import BATCHES_BYTES, AfterStage, Calls, Variant
 from tracekern.moe.calls_back_to_back import CallsBackToBack, least_us
 from tracekern.moe.families import EXPERT_KINDS, FAMILY_OF, reference_name
 from tracekern.moe.options import MoeRun
 from tracekern.moe.reference import reference, sorted_all_to_all
-from tracekern.moe.reports import REPORT, RankReport
+from tracekern.moe.reports import RankReport
 from tracekern.moe.routing import Batch
 from tracekern.moe.sweep import Sweep
 from tracekern.record.session import Capture, capture
@@ -51,7 +52,7 @@ def main() -> int:
     rank = rank_of_thread()
     try:
         enter(SET_UP)
-        report = _run_rank(_options_from_environment())
+        report = _run_rank(options_from("TRACEKERN_MOE_RUN", MoeRun))
     except TracekernError as error:
         fault = error.fault if isinstance(error, CommTimeout) else {}
         report = RankReport(
@@ -69,8 +70,7 @@ def main() -> int:
         lacks += ": fewer ranks or tokens, or a smaller hidden"
         report = RankReport(rank=rank, ok=False, error=f"rank {rank}: {lacks}", exit_code=2)
     if is_launched():
-        sys.stdout.write(f"{REPORT}{report.as_json()}\n")
-        sys.stdout.flush()
+        tell(REPORT, json.dumps(dataclasses.asdict(report)))
     elif report.error:  # else the error is in the report and is printed once for all ranks
         sys.stderr.write(report.error + "\n")
     return report.exit_code
@@ -81,14 +81,6 @@ vars(main)["at_interrupt"] = signal.SIG_DFL
 
 class _NoRoom(BadInput):
     """The ranks cannot be resident on one GPU."""
-
-
-def _options_from_environment() -> MoeRun:
-    text = os.environ.get("TRACEKERN_MOE_RUN", "{}")
-    try:
-        return MoeRun(**json.loads(text))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"TRACEKERN_MOE_RUN is {text!r}: {error}") from None
 
 
 def _run_rank(options: MoeRun) -> RankReport:
