@@ -253,7 +253,7 @@ def begins_with(path: Path, magic: bytes) -> bool:
 
 
 def all_record(launcher: int) -> bool:
-    segments = list(Path("/dev/shm").glob(f"tracekern-{launcher}-*"))
+    segments = list(Path("/dev/shm").glob(f"tracekern-{launcher}-*-[0-9]"))
     try:
         return len(segments) == 4 and all(begins_with(segment, SEGMENT_MAGIC) for segment in segments)
     except FileNotFoundError:  # the run has ended; the caller sees it
