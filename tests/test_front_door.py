@@ -59,9 +59,10 @@ def answer(monkeypatch, capfd) -> Answer:
 
 
 def commands_of(group, *words: str) -> dict[tuple[str, ...], typer.core.TyperCommand]:
-    """Each command of the group by its words; those of its groups come behind it."""
+    """Each command of the group by its words, as it is called; those of its groups come behind it."""
     found = {}
-    for name, command in group.commands.items():
+    for name in group.commands:
+        _, command, _ = group.resolve_command(None, [name])
         found[(*words, name)] = command
         if hasattr(command, "commands"):
             found |= commands_of(command, *words, name)

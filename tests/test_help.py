@@ -19,11 +19,16 @@ from typer.testing import CliRunner
 from tracekern.cli.app import app
 
 
+def entries(group) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """The commands of a group as they are called; those of `run` are imported then."""
+    yield from ((name, group.resolve_command(None, [name])[1]) for name in getattr(group, "commands", ()))
+
+
 def help_texts(command, name="tracekern") -> Iterator[tuple[str, str]]:
     yield name, command.help or ""
     for parameter in command.params:
         yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
-    for inner, entry in getattr(command, "commands", {}).items():
+    for inner, entry in entries(command):
         yield from help_texts(entry, f"{name} {inner}")
 
 
@@ -34,7 +39,7 @@ def test_help_texts_are_the_same_with_markup_and_without():
 
 
 def single_commands(group, *words: str) -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:
-    for name, entry in group.commands.items():
+    for name, entry in entries(group):
         if hasattr(entry, "commands"):
             yield from single_commands(entry, *words, name)
         else:
