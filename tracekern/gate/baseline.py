@@ -31,10 +31,7 @@ class NoBaseline(BadInput):
 
 def save(runs: Sequence[Run], storage: Path = STORAGE) -> Path:
     """Saves `runs`, all of one device, under the next number. Returns the file."""
-    commit = commit_info()
-    with next_path(storage / slug(runs[0].device), commit) as path:
-        write(path, runs, commit)
-    return path
+    return keep(storage / slug(runs[0].device), lambda path, commit: write(path, runs, commit))
 
 
 @contextlib.contextmanager
@@ -50,12 +47,12 @@ def held(directory: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def next_path(directory: Path, commit: dict[str, Any]) -> Iterator[Path]:
-    """Yields the path of the folder's next file, 0003_<commit>_<date>.json; the folder is locked inside the block.
+def keep(directory: Path, write_to: Callable[[Path, dict[str, Any]], None]) -> Path:
+    """Has the folder's next file written, 0003_<commit>_<date>.json, and returns its path.
 
-    Makes the folder. Raises BadInput if it cannot.
+    Makes the folder. Raises BadInput if it cannot. write_to: takes the path and the commit.
     """
+    commit = commit_info()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -63,22 +60,20 @@ def next_path(directory: Path, commit: dict[str, Any]) -> Iterator[Path]:
     with held(directory):
         number = max((number for number, _ in numbered(directory)), default=0) + 1
         today = datetime.datetime.now(datetime.timezone.utc)
-        yield directory / f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{today:%Y%m%d}.json"
+        path = directory / f"{number:04}_{commit['id'][:12] or 'uncommitted'}_{today:%Y%m%d}.json"
+        write_to(path, commit)
+    return path
 
 
 def write(path: Path, runs: Sequence[Run], commit: dict[str, Any]) -> None:
     """Writes the file of `runs`; it appears whole or not at all."""
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "created": now(),
-        "commit": commit,
-        "machine": machine_info(),
-        "device": runs[0].device,
-        "shape": runs[0].shape,
-        "runs": [run.as_dict() for run in runs],
-    }
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+    kept = [run.as_dict() for run in runs]
+    write_document(path, FORMAT, VERSION, commit, {"device": runs[0].device, "shape": runs[0].shape, "runs": kept})
+
+
+def write_document(path: Path, kind: str, version: int, commit: dict[str, Any], content: dict[str, Any]) -> None:
+    about = {"format": kind, "version": version, "created": now(), "commit": commit, "machine": machine_info()}
+    write_whole(path, json.dumps({**about, **content}, indent=1) + "\n")
 
 
 def read(path: Path) -> list[Run]:

@@ -14,9 +14,8 @@ import numpy as np
 
 from tracekern.analysis.statistics import STATISTICS
 from tracekern.errors import BadInput
-from tracekern.files import write_whole
 from tracekern.formatting import count, growth, metric_value, whole_number
-from tracekern.gate.baseline import commit_info, machine_info, next_path, now, numbered
+from tracekern.gate.baseline import keep, numbered, write_document
 from tracekern.gate.compare import (
     Rules,
     Verdict,
@@ -142,12 +141,8 @@ def find(storage: Path, text: str) -> Path:
 
 
 def write(storage: Path, tests: Tests) -> Path:
-    commit = commit_info()
-    kept = {test: [run.as_dict() for run in runs] for test, runs in tests.items()}
-    about = {"format": FORMAT, "version": VERSION, "created": now(), "commit": commit, "machine": machine_info()}
-    with next_path(storage / FOLDER, commit) as path:
-        write_whole(path, json.dumps({**about, "tests": kept}, indent=1) + "\n")
-    return path
+    content = {"tests": {test: [run.as_dict() for run in runs] for test, runs in tests.items()}}
+    return keep(storage / FOLDER, lambda path, commit: write_document(path, FORMAT, VERSION, commit, content))
 
 
 def read(path: Path) -> Tests:
