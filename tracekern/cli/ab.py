@@ -16,19 +16,11 @@ if TYPE_CHECKING:
     from tracekern.gate.compare import Rules
 
 
-_Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="DIR", parser=options.output_path, help="Keep the captures here; empty or new."
-    ),
-]
-
-
 def ab(
     base: Annotated[str, typer.Option(metavar="CMD", help="Shell command of the old program; captures into {out}.")],
     head: Annotated[str, typer.Option(metavar="CMD", help="The same of the new one; {out} is also in TRACEKERN_OUT.")],
     runs: Annotated[int, typer.Option(help="Launches of each side; at least 5.")] = 8,
-    output: _Output = None,
+    output: Annotated[Path | None, options.output_option("DIR", "Keep the captures here; empty or new.")] = None,
     warm_ups: Annotated[int, typer.Option(help="Uncounted launches of each side, before the others.")] = 1,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Time limit of one launch.")] = None,
     budgets: gate_output.Budgets = None,

@@ -22,14 +22,7 @@ def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A capture directory.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The capture to compare with it.")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            parser=options.output_path,
-            help=f"One page, .html, or one trace of both: {BROWSER_SUFFIXES}.",
-        ),
+        Path | None, options.output_option("FILE", f"One page, .html, or one trace of both: {BROWSER_SUFFIXES}.")
     ] = None,
     at: Annotated[
         str | None,

@@ -6,7 +6,7 @@ import enum
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,20 +33,12 @@ def output_path(text: str) -> Path:
     return Path(text)
 
 
-Output = Annotated[
-    Path,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        parser=output_path,
-        help=f"File to write. Its suffix is the format: {SUFFIXES}.",
-    ),
-]
-Directory = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="DIR", parser=output_path, help="Directory for capture and trace."),
-]
+def output_option(metavar: str, help_text: str) -> Any:
+    return typer.Option("--output", "-o", metavar=metavar, parser=output_path, help=help_text)
+
+
+Output = Annotated[Path, output_option("FILE", f"File to write. Its suffix is the format: {SUFFIXES}.")]
+Directory = Annotated[Path | None, output_option("DIR", "Directory for capture and trace.")]
 Unaligned = Annotated[
     bool,
     typer.Option("--unaligned", help="Use clocks as they are if they cannot be related; the title says so."),

@@ -28,10 +28,7 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
 
 def record(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The program and its arguments.")],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", parser=options.output_path, help="Directory for the capture."),
-    ],
+    output: Annotated[Path, options.output_option("DIR", "Directory for the capture.")],
     records_per_track: Annotated[str, typer.Option(help="Room of a track; auto: 1,024 records.")] = "auto",
     keep: Annotated[str, typer.Option(help="Which records of a full track stay: first or last.")] = "first",
     every: Annotated[int, typer.Option(help="Record every Nth launch of a kernel.")] = 1,

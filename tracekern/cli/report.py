@@ -30,14 +30,7 @@ _Key = Annotated[
 def report(
     captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Capture directories, or single dumps.")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            parser=options.output_path,
-            help="Write the whole report as one HTML file that needs no network.",
-        ),
+        Path | None, options.output_option("FILE", "Write the whole report as one HTML file that needs no network.")
     ] = None,
     unaligned: options.Unaligned = False,
     strict: options.Strict = False,

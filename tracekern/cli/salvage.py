@@ -25,14 +25,7 @@ _MOST_NAMED = 3
 def salvage(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run to save; without it, lists what is left.")] = "",
     directory: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            parser=options.output_path,
-            help="Directory to write, instead of the capture's.",
-        ),
+        Path | None, options.output_option("DIR", "Directory to write, instead of the capture's.")
     ] = None,
     discard: Annotated[bool, typer.Option("--discard", help="Remove what is left of RUN without saving it.")] = False,
     as_json: options.Json = False,

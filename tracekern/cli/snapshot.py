@@ -16,12 +16,7 @@ from tracekern.errors import BadInput
 
 def snapshot(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run; not needed if only one is running.")] = "",
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="DIR", parser=options.output_path, help="Output directory; else snapshot-RUN."
-        ),
-    ] = None,
+    directory: Annotated[Path | None, options.output_option("DIR", "Output directory; else snapshot-RUN.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Copy what running ranks have recorded so far; they run on. For a hung job it shows who waits for whom."""
