@@ -63,18 +63,7 @@ def launch(
     """Is `Capture.launch()` of the capture that is open, whoever opened it.
 
     Without one the descriptor is 0 and the untraced body runs. Where TRACEKERN_CAPTURE names a directory, or after
-    `start()`, a capture opens first; all ranks open it together.
-
-    Args:
-        name: Name of the kernel in traces and reports.
-        grid: Number of blocks.
-        warps: Warps of a block.
-        stream: Handle of the stream that the kernel is launched on. One thread at a time launches on a stream.
-        events: The kernel's event table, as describe_events() of tracekern.h returns it.
-        roles: Names of the roles of the kernel's warps, by number.
-        epoch: Epoch of the kernel's signals and waits.
-        ahead: True where the previous launch asked for on this stream has not been started yet.
-        key: What this launch is of, such as "layer 3" or a request's name, to ask for it by.
+    `start()`, a capture opens first; all ranks open it together. Arguments: see `Capture.launch()`.
 
     Raises:
         BadInput: An argument cannot be used, in a capture of the program with on_error="raise".
