@@ -29,6 +29,7 @@ from tracekern.timeline.model import (
     unpack_field,
 )
 from tracekern.timeline.roles import roles_of
+from tracekern.timeline.table import Table
 
 _RECEIVES = "receive_"
 
@@ -235,8 +236,8 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
     )
 
 
-@dataclass(frozen=True)
-class _Cells:
+@dataclass(frozen=True, repr=False)
+class _Cells(Table):
     """[n] sums over the spans of one event in one place of a rank."""
 
     rank: Int64
@@ -282,9 +283,6 @@ class _Cells:
     def _of(event: EventRows, rank: Int64, place: Int64, count: Int64, own_ns: Int64) -> tuple[Any, ...]:
         flags = (np.full(len(rank), flag) for flag in (event.is_wait, event.sends, event.takes))
         return (rank, place, *flags, count, own_ns)
-
-    def take(self, which: Mask) -> _Cells:
-        return _Cells(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
 
     def loads(self, key: Int64, names: Sequence[str] | None = None) -> tuple[WorkLoad, ...]:
         """One for each (rank, key); `names` of the keys, by default their number."""

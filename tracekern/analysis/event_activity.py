@@ -9,12 +9,13 @@ import numpy as np
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.open_spans import ends_by_launch
+from tracekern.timeline.table import Table
 
 _MAX_DEPTH = 64
 
 
-@dataclass(frozen=True)
-class Activity:
+@dataclass(frozen=True, repr=False)
+class Activity(Table):
     """[n] pieces of device spans, sorted by (track, start); no two of a track overlap."""
 
     span: Int64
@@ -24,9 +25,6 @@ class Activity:
     end: Int64
     is_flat: bool
     """No span encloses another one: each is one piece, and `span` ascends."""
-
-    def __len__(self) -> int:
-        return len(self.span)
 
 
 def flatten(timeline: Timeline) -> Activity:

@@ -8,19 +8,19 @@ and `local_expert` that ends with `tokens` waited for the count of a pair, and a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tracekern.analysis.balance import EventRows, join_columns, rows_by_event
 from tracekern.analysis.groups import group_rows
-from tracekern.formatting import brief
-from tracekern.timeline.model import Int64, Mask, Timeline, unpack_field
+from tracekern.timeline.model import Int64, Timeline, unpack_field
+from tracekern.timeline.table import Table
 
 
-@dataclass(frozen=True)
-class ReceiveMatrix:
+@dataclass(frozen=True, repr=False)
+class ReceiveMatrix(Table):
     """[n] the pairs (local expert, source rank) of all receiving ranks, by rank, local expert and source."""
 
     rank: Int64
@@ -36,11 +36,6 @@ class ReceiveMatrix:
     """Tokens that were copied; fewer than `tokens` where spans were not recorded."""
     copy_ns: Int64
     """Time in copies, summed over warps."""
-
-    __repr__ = brief
-
-    def __len__(self) -> int:
-        return len(self.rank)
 
     @property
     def sources(self) -> Int64:
@@ -62,10 +57,6 @@ class ReceiveMatrix:
         grid = np.zeros((int(row.max(initial=-1)) + 1, len(self.sources)), np.int64)
         grid[row, np.searchsorted(self.sources, self.source)] = values
         return grid
-
-    def take(self, which: Mask) -> ReceiveMatrix:
-        """Returns the pairs for which `which`, [n], is true."""
-        return ReceiveMatrix(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def of_rank(self, rank: int) -> ReceiveMatrix:
         """Returns the pairs of one receiving rank."""

@@ -13,6 +13,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.model import Int64, Timeline
 from tracekern.timeline.stage_fill import closed_rows
+from tracekern.timeline.table import Table
 
 TILE = "multiply_tile"
 CONSUMER_STEPS = ("wait_stage", "multiply_stage")
@@ -29,8 +30,8 @@ class Limit(Enum):
     PRODUCER = "starting copies"
 
 
-@dataclass(frozen=True)
-class RingSteps:
+@dataclass(frozen=True, repr=False)
+class RingSteps(Table):
     """[n] sums by rank and kernel, in this order, of the tiles of consumers that have steps."""
 
     rank: Int64
@@ -46,9 +47,6 @@ class RingSteps:
     """[n, 2] time in each of PRODUCER_STEPS."""
     kernels: tuple[str, ...]
     """Names of launches."""
-
-    def __len__(self) -> int:
-        return len(self.rank)
 
     @property
     def rest_ns(self) -> Int64:

@@ -13,7 +13,8 @@ import numpy as np
 
 from tracekern.analysis.balance import EventRows, join_columns, rows_by_event
 from tracekern.analysis.groups import group_rows
-from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.model import Int64, Timeline
+from tracekern.timeline.table import Table
 
 EXPOSED = ("stage", "park", "decode")
 """Steps in which a warp serves staging and multiplies nothing."""
@@ -23,8 +24,8 @@ _STEPS = (*EXPOSED, *MULTIPLIES)
 _NAMES = (_SWEEP, *_STEPS)
 
 
-@dataclass(frozen=True)
-class Staging:
+@dataclass(frozen=True, repr=False)
+class Staging(Table):
     """[n] sums by rank, kernel, expert and warp of a block, in this order. Times are of all such sweeps together."""
 
     rank: Int64
@@ -44,9 +45,6 @@ class Staging:
     kernels: tuple[str, ...]
     """Names of launches."""
 
-    def __len__(self) -> int:
-        return len(self.rank)
-
     @property
     def exposed_ns(self) -> Int64:
         """[n] time that staging took of the warps: they multiplied nothing."""
@@ -54,9 +52,7 @@ class Staging:
 
     def of_kernel(self, kernel: str) -> Staging:
         """Returns the rows of one kernel."""
-        which: Mask = self.kernel == self.kernels.index(kernel)
-        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Staging(**{name: column if name == "kernels" else column[which] for name, column in columns.items()})
+        return self.take(self.kernel == self.kernels.index(kernel))
 
 
 def staging(timeline: Timeline) -> Staging | None:

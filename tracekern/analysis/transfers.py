@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.formatting import brief
 from tracekern.timeline.immediates import find_arrivals, immediate_waits, releasing
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
+from tracekern.timeline.table import Table
 
 _TRANSFER, _NUMBER = "transfer", "transfer"
 
@@ -32,8 +32,8 @@ class TransferCause(enum.Enum):
     """It had arrived, and the receiver's worker, or the waiter, had not seen it."""
 
 
-@dataclass(frozen=True)
-class TransferWaits:
+@dataclass(frozen=True, repr=False)
+class TransferWaits(Table):
     """[n] columns: waits for immediates that ended. Their four parts add up to wait_ns."""
 
     row: Int64
@@ -57,11 +57,6 @@ class TransferWaits:
     domains: tuple[str, ...]
     num_unmatched: int
     """Waits that ended and whose write is not on record. They have no row."""
-
-    __repr__ = brief
-
-    def __len__(self) -> int:
-        return len(self.row)
 
     def of(self, cause: TransferCause) -> Int64:
         """[n] ns of a cause."""

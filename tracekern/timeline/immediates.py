@@ -27,6 +27,7 @@ from tracekern.timeline.model import (
     UInt64,
     unpack_field,
 )
+from tracekern.timeline.table import Table
 
 _NUMBER_BITS = 11
 """Of an arrival's number, counted from 1 for each immediate; waits have more of its bits."""
@@ -34,8 +35,8 @@ _IMM_BITS = 32
 _TICK_NS, _SECOND = 32, 10**9
 
 
-@dataclass(frozen=True)
-class Arrivals:
+@dataclass(frozen=True, repr=False)
+class Arrivals(Table):
     """[n] immediates that arrived, by (rank, imm, time)."""
 
     mark: Int64
@@ -51,9 +52,6 @@ class Arrivals:
     """The write's span; -1 where none on record can be it."""
     is_sure: Mask
     """Whether no other write could be it."""
-
-    def __len__(self) -> int:
-        return len(self.mark)
 
 
 def find_arrivals(timeline: Timeline) -> Arrivals:

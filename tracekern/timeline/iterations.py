@@ -18,6 +18,7 @@ import numpy as np
 
 from tracekern.dump.format import RANK_BARRIER
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Mask, Timeline
+from tracekern.timeline.table import Table
 
 _CUT_SHORT = ("open_span", "open_work", "salvaged", "running", "launch_not_recorded", "launch_lost")
 """Problems of a capture whose last launches may be missing."""
@@ -107,8 +108,8 @@ def _times(length: int, count: int, step: int, may_lack: int) -> int:
     return times if times * ((count - 1) * step + 1) <= length * step + lacking else 0
 
 
-@dataclass(frozen=True)
-class Iterations:
+@dataclass(frozen=True, repr=False)
+class Iterations(Table):
     """[n] columns, one row an iteration, in their order. Times in ns from the origin of the timeline."""
 
     number: Int64
@@ -119,9 +120,6 @@ class Iterations:
     """When the last of its kernels ended on any rank."""
     of_launch: Int32
     """[num_launches] number of each launch's iteration; -1 for set-up."""
-
-    def __len__(self) -> int:
-        return len(self.number)
 
     @property
     def duration_ns(self) -> Int64:

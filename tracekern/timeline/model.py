@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tracekern.dump.format import ALIGN, MAX_NS
 from tracekern.errors import BadInput
 from tracekern.formatting import brief, count, duration, number_ranges, printable, ranks, similar
+from tracekern.timeline.table import Table
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -364,8 +365,8 @@ def _empty(dtype: Any) -> Any:
     return np.empty(0, dtype)
 
 
-@dataclass(frozen=True)
-class Spans:
+@dataclass(frozen=True, repr=False)
+class Spans(Table):
     """[n] columns, sorted by (track, start, -end): parents before children.
 
     `end` is OPEN_END for a span that never closed.
@@ -379,24 +380,15 @@ class Spans:
     begin_payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
     end_payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
 
-    __repr__ = brief
-
-    def __len__(self) -> int:
-        return len(self.start)
-
     @property
     def is_open(self) -> Mask:
         """[n] True for spans that never closed."""
         mask: Mask = self.end == OPEN_END
         return mask
 
-    def take(self, which: Any) -> Spans:
-        """The spans that an index array, mask or slice picks."""
-        return Spans(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(self)})
 
-
-@dataclass(frozen=True)
-class Marks:
+@dataclass(frozen=True, repr=False)
+class Marks(Table):
     """[n] columns of instants, sorted by (track, time)."""
 
     track: Int32 = field(default_factory=lambda: _empty(np.int32))
@@ -405,27 +397,13 @@ class Marks:
     time: Int64 = field(default_factory=lambda: _empty(np.int64))
     payload: UInt64 = field(default_factory=lambda: _empty(np.uint64))
 
-    __repr__ = brief
 
-    def __len__(self) -> int:
-        return len(self.time)
-
-    def take(self, which: Any) -> Marks:
-        """The marks that an index array, mask or slice picks."""
-        return Marks(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(self)})
-
-
-@dataclass(frozen=True)
-class Flows:
+@dataclass(frozen=True, repr=False)
+class Flows(Table):
     """[n] edges from a signal span to the wait span it released: indices into Timeline.spans."""
 
     signal: Int64 = field(default_factory=lambda: _empty(np.int64))
     wait: Int64 = field(default_factory=lambda: _empty(np.int64))
-
-    __repr__ = brief
-
-    def __len__(self) -> int:
-        return len(self.signal)
 
 
 @dataclass(frozen=True)

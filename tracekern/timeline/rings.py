@@ -8,16 +8,16 @@ import numpy as np
 
 from tracekern.timeline.flows import epochs_of_ends, values_of
 from tracekern.timeline.model import OPEN_END, Channel, ChannelKind, EventClass, Int64, Timeline
+from tracekern.timeline.table import Table
 
 
-@dataclass(frozen=True)
-class RingSteps:
+@dataclass(frozen=True, repr=False)
+class RingSteps(Table):
     """Changes of what the rings of one channel of kind credit hold, in order of ring and time. All begin empty.
 
     Every column is [n].
     """
 
-    channel: Channel
     ring: Int64
     """Number of the ring, which is one of a key, an epoch and two ranks."""
     sender: Int64
@@ -27,11 +27,7 @@ class RingSteps:
     time: Int64
     change: Int64
     """Slots that were filled; below 0: given back."""
-
-    def take(self, chosen: Int64) -> RingSteps:
-        """Those of these indices, in their order."""
-        columns = (self.ring, self.sender, self.receiver, self.time, self.change)
-        return RingSteps(self.channel, *(column[chosen] for column in columns))
+    channel: Channel
 
 
 def find_ring_steps(timeline: Timeline) -> list[RingSteps]:
@@ -41,7 +37,7 @@ def find_ring_steps(timeline: Timeline) -> list[RingSteps]:
     """
     channels = {event.channel for event in timeline.events if event.channel and event.channel.tail}
     found = [_steps_of(timeline, channel) for channel in sorted(channels, key=lambda channel: channel.name)]
-    return [steps for steps in found if len(steps.ring)]
+    return [steps for steps in found if len(steps)]
 
 
 def _steps_of(timeline: Timeline, channel: Channel) -> RingSteps:
@@ -62,7 +58,7 @@ def _steps_of(timeline: Timeline, channel: Channel) -> RingSteps:
     ring, is_freed, position = ring[order], is_freed[order], _highest_so_far(2 * ring + is_freed, position, order)
     is_first = np.append(True, np.diff(2 * ring + is_freed) != 0)[: len(ring)]
     change = position - np.where(is_first, 0, np.roll(position, 1))
-    steps = RingSteps(channel, ring, sender[order], receiver[order], time[order], np.where(is_freed, -change, change))
+    steps = RingSteps(ring, sender[order], receiver[order], time[order], np.where(is_freed, -change, change), channel)
     kept = np.isin(ring, ring[is_freed == 0]) & np.isin(ring, ring[is_freed == 1]) & (change != 0)
     if not timeline.aligned:
         kept &= steps.sender == steps.receiver

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import edges as wait_edges
 from tracekern.errors import BadInput
-from tracekern.formatting import brief
 from tracekern.timeline.flows import waits_for_nobody
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import (
@@ -34,6 +33,7 @@ from tracekern.timeline.model import (
 )
 from tracekern.timeline.open_spans import endless_waits, known_ends
 from tracekern.timeline.roles import roles_of
+from tracekern.timeline.table import Table
 
 
 def overtaken(group: Int64, begin: Int64, late_until: Int64, arrived: Int64) -> Int64:
@@ -95,8 +95,8 @@ CLASSES = ("late_sender", "drain", "visibility", "late_receiver", "barrier_late"
 """The classes that every wait is divided into, without rest."""
 
 
-@dataclass(frozen=True)
-class Waits:
+@dataclass(frozen=True, repr=False)
+class Waits(Table):
     """[n] columns, one row for each span of class WAIT that ended or is endless, in the order of Timeline.spans.
 
     Stored are three times that add up to `wait_ns`; what they are called depends on `kind`, and the properties named in
@@ -139,11 +139,6 @@ class Waits:
     """For waits at barriers of ranks: every arrival, not just the last."""
     num_open: int
     """Waits whose end is not on record: endless ones, and those whose end found no room, which have no row."""
-
-    __repr__ = brief
-
-    def __len__(self) -> int:
-        return len(self.row)
 
     @property
     def late_sender(self) -> Int64:
@@ -188,16 +183,10 @@ class Waits:
 
     def take(self, which: Int64) -> Waits:
         """The waits that an ascending index array picks. `num_open` stays."""
-        columns = {
-            field.name: getattr(self, field.name)[which]
-            for field in dataclasses.fields(self)
-            if field.name not in ("phases", "roles", "arrivals", "num_open")
-        }
         is_taken = np.zeros(len(self), bool)
         is_taken[which] = True
         kept = is_taken[np.searchsorted(self.row, self.arrivals.wait)]
-        arrivals = Flows(self.arrivals.signal[kept], self.arrivals.wait[kept])
-        return dataclasses.replace(self, **columns, arrivals=arrivals)
+        return dataclasses.replace(super().take(which), arrivals=self.arrivals.take(kept))
 
     def _where(self, kind: WaitKind, values: Int64) -> Int64:
         return np.where(self.kind == kind, values, 0)

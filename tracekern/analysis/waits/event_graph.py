@@ -6,7 +6,6 @@ runs of the one before it have ended, so the run that ended last decides when th
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ from tracekern.analysis.host_gaps import NEVER, asked_times, host_gaps
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.formatting import brief
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
+from tracekern.timeline.table import Table
 
 BETWEEN_SPANS = "(between spans)"
 """Event name of the phase that holds what a run did between its spans, and after the last."""
@@ -26,8 +26,8 @@ _LATE = np.iinfo(np.int64).max
 _EARLY = np.iinfo(np.int64).min
 
 
-@dataclass(frozen=True)
-class ActivityRuns:
+@dataclass(frozen=True, repr=False)
+class ActivityRuns(Table):
     """[n] columns; a run's pieces of activity are first..stop."""
 
     track: Int32
@@ -37,12 +37,6 @@ class ActivityRuns:
     stop: Int64
     start: Int64
     end: Int64
-
-    def __len__(self) -> int:
-        return len(self.track)
-
-    def take(self, which: Int64) -> ActivityRuns:
-        return ActivityRuns(**{field.name: getattr(self, field.name)[which] for field in dataclasses.fields(self)})
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
+from tracekern.timeline.table import Table
 
 _LATE = np.iinfo(np.int64).max
 
@@ -53,8 +54,8 @@ class PathPart:
     time_ns: int
 
 
-@dataclass(frozen=True)
-class Stretches:
+@dataclass(frozen=True, repr=False)
+class Stretches(Table):
     """[n] stretches of a path, earliest first, each beginning where the one before ends, or behind what counts for
     nothing."""
 
@@ -71,14 +72,6 @@ class Stretches:
     """Index into Timeline.tracks; -1 likewise."""
     start: Int64
     end: Int64
-
-    __repr__ = brief
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def take(self, which: Int64 | slice) -> Stretches:
-        return Stretches(**{field.name: getattr(self, field.name)[which] for field in dataclasses.fields(self)})
 
     def at_most(self, limit: int) -> Stretches:
         """For a picture, no more than `limit`: of a rank or its host, those nearest to each other as one."""

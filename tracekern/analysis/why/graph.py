@@ -20,6 +20,7 @@ from tracekern.analysis.why.hosts import RUN_STARTS, Asks, find_asked
 from tracekern.formatting import brief
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
+from tracekern.timeline.table import Table
 
 _NEVER = np.iinfo(np.int64).min
 _HELD_UP = 0.5
@@ -42,8 +43,8 @@ class EdgeKind(enum.IntEnum):
     """To the moment at which a host asked for a kernel, or from there to the kernel's start."""
 
 
-@dataclass(frozen=True)
-class Segments:
+@dataclass(frozen=True, repr=False)
+class Segments(Table):
     """[n] what a run did by itself between two nodes. Each is an edge: the first n, in this order."""
 
     run: Int64
@@ -52,14 +53,9 @@ class Segments:
     end: Int64
     edge: Int64
 
-    __repr__ = brief
 
-    def __len__(self) -> int:
-        return len(self.run)
-
-
-@dataclass(frozen=True)
-class Messages:
+@dataclass(frozen=True, repr=False)
+class Messages(Table):
     """[n] signals that released a wait. Each is an edge, from the signal's begin to the wait's end."""
 
     wait: Int64
@@ -70,14 +66,9 @@ class Messages:
     was_awaited: Mask
     """Whether the wait was held up by it. Of the others it is not on record how long they took."""
 
-    __repr__ = brief
 
-    def __len__(self) -> int:
-        return len(self.wait)
-
-
-@dataclass(frozen=True)
-class Gaps:
+@dataclass(frozen=True, repr=False)
+class Gaps(Table):
     """[n] what comes before a launch. Each is an edge."""
 
     launch: Int64
@@ -86,11 +77,6 @@ class Gaps:
     """[n] node that each begins at, ..."""
     since: Int64
     """... and when that was."""
-
-    def take(self, which: Mask) -> Gaps:
-        return Gaps(self.launch[which], self.edge[which], self.source[which], self.since[which])
-
-    __repr__ = brief
 
 
 @dataclass(frozen=True)

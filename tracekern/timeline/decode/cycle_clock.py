@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from tracekern.dump import format as fmt
 from tracekern.timeline.model import Float64, Int64, Problem
+from tracekern.timeline.table import Table
 
 _GOOD_ERROR = 0.02
 """A track that knows its rate as well as this takes its own: on an H200, one of 10 us or more."""
 
 
-@dataclass(frozen=True)
-class CycleRates:
+@dataclass(frozen=True, repr=False)
+class CycleRates(Table):
     """[num_runs] columns."""
 
     ticks_per_cycle: Float64
@@ -65,11 +66,6 @@ class CycleRates:
 
     def any(self) -> bool:
         return bool(self.ticks_per_cycle.any())
-
-    def take(self, which: Any) -> CycleRates:
-        """The runs that an index array or mask picks."""
-        columns = (self.ticks_per_cycle, self.error, self.is_own, self.stamp_error)
-        return CycleRates(*(column[which] for column in columns))
 
     def to_ticks(self, start: Int64, stamp: Int64, max_ticks: int) -> Int64:
         """[n] realtime ticks of [n] stamps of runs that began at `start`; no later than max_ticks."""
