@@ -73,15 +73,12 @@ def ab(
 def _launch(todo: list[Turn], commands: dict[str, str], rules: Rules, timeout: float | None, unaligned: bool) -> Sides:
     from tracekern.gate.ab import run_turns
 
-    with progress() as bar:
-        task = bar.add_task("launching", total=len(todo))
+    with progress("launching", len(todo)) as tell:
         return run_turns(
             todo,
             commands,
             rules,
             unaligned=unaligned,
             timeout_s=timeout,
-            on_progress=lambda number, turn: bar.update(
-                task, completed=number, description=f"launching {turn.directory.name}"
-            ),
+            on_progress=lambda number, turn: tell(number, len(todo), f"launching {turn.directory.name}"),
         )

@@ -100,9 +100,8 @@ def _limits(config: Path | None, texts: list[str]) -> list[Budget]:
 def _read(paths: list[Path], unaligned: bool) -> list[Run]:
     from tracekern.gate.baseline import read_any
 
-    with progress() as bar:
-        task = bar.add_task("reading captures", total=None)
-        return read_any(paths, unaligned, lambda done, total: bar.update(task, completed=done, total=total))
+    with progress("reading captures") as tell:
+        return read_any(paths, unaligned, tell)
 
 
 def _read_new(paths: list[Path], unaligned: bool, append: Path | None) -> list[Run]:

@@ -54,16 +54,8 @@ def convert(source: Source, output: Path, as_json: bool) -> None:
             host=host,
         )
         check_window(select(timeline, ranks=ranks), window)
-    with warnings_as_notes(), progress() as bar:
-        task = bar.add_task(f"writing {output.name}", total=None)
-        stats = save(
-            timeline,
-            output,
-            tracks=source.tracks.value,
-            window=window,
-            ranks=ranks,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with warnings_as_notes(), progress(f"writing {output.name}") as tell:
+        stats = save(timeline, output, tracks=source.tracks.value, window=window, ranks=ranks, progress=tell)
     result = {"file": str(output), "format": format_name, **vars(stats), "aligned": timeline.aligned}
     if as_json:
         print_json({**result, "problems": _problems(timeline)})

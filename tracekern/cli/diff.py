@@ -103,9 +103,8 @@ def _write(timelines: list[Timeline], at: tuple[str, int] | None, output: Path) 
     from tracekern.timeline.side_by_side import side_by_side
 
     both = side_by_side(timelines[0], timelines[1], at=at)
-    with progress() as bar:
-        task = bar.add_task(f"writing {output.name}", total=None)
-        save(both, output, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    with progress(f"writing {output.name}") as tell:
+        save(both, output, progress=tell)
 
 
 def _write_page(

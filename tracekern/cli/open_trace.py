@@ -189,9 +189,8 @@ def _load(capture: Path) -> Timeline:
 
 
 def _write(write: Callable[..., ExportStats], timeline: Timeline, trace: Path) -> ExportStats:
-    with warnings_as_notes(), progress() as bar:
-        task = bar.add_task(f"writing {trace.name}", total=None)
-        return write(timeline, trace, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    with warnings_as_notes(), progress(f"writing {trace.name}") as tell:
+        return write(timeline, trace, progress=tell)
 
 
 def _check(file: Path) -> None:

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -160,15 +160,18 @@ def working(text: str) -> AbstractContextManager[object]:
     return errors.status(text) if errors.is_terminal else nullcontext()
 
 
-def progress() -> Progress:
-    """Shows a bar on stderr that vanishes when done; silent if stderr is not a terminal."""
+@contextlib.contextmanager
+def progress(text: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Shows a bar on stderr that vanishes when done; silent if stderr is not a terminal.
+
+    Yields a function to tell how much is done, of how much, and a new text.
+    """
     errors = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(text, total=total)
+
+        def tell(done: int, total: int, text: str | None = None) -> None:
+            bar.update(task, completed=done, total=total, description=text)
+
+        yield tell

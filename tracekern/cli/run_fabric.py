@@ -39,11 +39,8 @@ def fabric(
     if trace and output is None:
         raise BadInput("run fabric: no place for the capture; give one with -o DIR, or run with --no-trace")
     plan = Exchange(**flags, command=shlex.join(["tracekern", *sys.argv[1:]]))
-    with progress() as bar:
-        task = bar.add_task(f"{plan.provider} on {plan.ranks} ranks", total=plan.iterations)
-        reports, directory = run_exchange(
-            plan, output if trace else None, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with progress(f"{plan.provider} on {plan.ranks} ranks", plan.iterations) as tell:
+        reports, directory = run_exchange(plan, output if trace else None, tell)
     raise_for_error(reports)
     timeline = _write_trace(directory) if directory else None
     if as_json:

@@ -250,14 +250,8 @@ def _run(plan: MoeRun, directory: Path | None, spawner: Spawner, terminated: lis
     from tracekern.dump.reader import run_in
     from tracekern.segment.directory_lock import locked
 
-    with progress() as bar:
-        task = bar.add_task(f"{plan.variant} on {plan.ranks} ranks", total=plan.iterations)
-        report = run(
-            plan,
-            directory or "",
-            lambda done, total: bar.update(task, completed=done, total=total),
-            spawner=spawner,
-        )
+    with progress(f"{plan.variant} on {plan.ranks} ranks", plan.iterations) as tell:
+        report = run(plan, directory or "", tell, spawner=spawner)
     if not plan.trace:
         return _Result(report)
     directory = Path(report.capture_dir)
@@ -287,8 +281,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
     from tracekern.export.write import save_in_capture
     from tracekern.timeline.load import load
 
-    with warnings_as_notes(), progress() as bar:
-        task = bar.add_task("writing the trace", total=None)
+    with warnings_as_notes(), progress("writing the trace") as tell:
         try:
             timeline = load(dumps, partial=not report.ok)
         except BadInput:
@@ -300,7 +293,7 @@ def _write_trace(report: RunReport, directory: Path, dumps: list[Path]) -> _Resu
         path, summary = directory / TRACE_NAME, summarize(timeline)
         stages = stage_times(timeline) if _is_device_driven(report) else None
         try:
-            save_in_capture(timeline, path, progress=lambda done, total: bar.update(task, completed=done, total=total))
+            save_in_capture(timeline, path, progress=tell)
         except TracekernError as error:
             return _Result(report, summary=summary, stages=stages, trace_error=str(error))
     return _Result(report, path, summary, stages)
