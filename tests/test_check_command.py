@@ -163,13 +163,6 @@ def test_budgets_need_no_baseline_and_one_run(check, launches, tmp_path):
     assert "similar are" in unknown.stderr
 
 
-def test_budgets_of_a_file_that_is_not_there_are_not_forgotten(command_line, launches, tmp_path):
-    run, missing = launches / "head" / "head_00", tmp_path / "missing.toml"
-    result = command_line("check", run, "--max", "wait_token.p50=1s", "--config", missing)
-    assert result.returncode == 2
-    assert f"--config {missing}: no such file" in result.stderr
-
-
 @pytest.mark.parametrize("asked", [["--max", "wait_token.p50=1ms"], ["--append", "history.jsonl"], ["--save"]])
 def test_launches_of_different_work_are_held_and_kept_by_nothing(check, launches, tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
@@ -263,26 +256,6 @@ def test_an_interrupted_history_is_not_lost(check, launches, tmp_path):
     assert result.returncode == 2
     assert "history.jsonl:1: is not JSON" in result.stderr
     assert history.read_text() == "half a li"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "nothing to check"),
-        (["--against", "latest"], "no baseline in"),
-        (["--against", "missing.json"], "missing.json: cannot be read"),
-        (["--max", "wait_token"], "wanted NAME=LIMIT"),
-        (["--save", "--floor", "five"], "--floor"),
-        (["--save", "--min-runs", "2"], "--min-runs"),
-        (["--save", "--trend", "x.html"], "--trend"),
-    ],
-)
-def test_bad_arguments_are_one_line(check, launches, arguments, said):
-    result = check(launches / "base", *arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert said in result.stderr
 
 
 def test_nothing_is_saved_of_too_few_runs(check, launches, tmp_path):
@@ -402,12 +375,3 @@ def test_ab_launches_nothing_where_an_output_cannot_be_written(command_line, tmp
     assert result.returncode == 2
     assert "it exists and is not a regular file" in result.stderr
     assert not launched.exists()
-
-
-def test_ab_writes_into_nobodys_directory(command_line, tmp_path):
-    (tmp_path / "mine").write_text("")
-    result = ab(command_line, "--base", "true", "--head", "true", "-o", tmp_path)
-    assert result.returncode == 2
-    assert "is not empty" in result.stderr
-    result = ab(command_line, "--base", "true", "--head", "true", "--junit", tmp_path / "no" / "junit.xml")
-    assert "its folder does not exist" in result.stderr

@@ -9,13 +9,13 @@ import json
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import tracekern
 from tests.captures import ROLES, CaptureSpec, write_capture
 from tests.timelines import make_timeline
 from tracekern.analysis.summary import EventSummary, summarize
@@ -124,11 +124,6 @@ def test_an_empty_name_to_write_to_is_refused(command_line, capture, words):
     refused(command_line(*(capture if word == "CAPTURE" else word for word in words), ""), "is empty; wanted a file")
 
 
-@pytest.mark.parametrize("seconds", ["-1", "0", "nan"])
-def test_ab_refuses_a_time_limit_of_nothing(command_line, seconds):
-    refused(command_line(*AB, "--timeout", seconds), "--timeout: got", "wanted seconds above 0")
-
-
 @pytest.mark.parametrize("text", ["", "5", "5:", ":5", "a:b", "-5:10", "1:2:3", "1min:2min"])
 def test_bad_windows(text):
     with pytest.raises(BadInput, match=r"--window: .*wanted"):
@@ -153,14 +148,8 @@ def test_host():
             parse_host(text)
 
 
-def test_version_and_help(command_line):
-    assert command_line("--version").stdout.startswith("tracekern ")
-    commands = command_line("--help").stdout
-    for name in ("merge", "export", "info", "open"):
-        assert name in commands
-        assert command_line(name, "--help").returncode == 0
-    assert command_line("no-such-command").returncode == 2
-    assert command_line("info").returncode == 2
+def test_version(command_line):
+    assert command_line("--version").stdout == f"tracekern {tracekern.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -257,11 +246,6 @@ def test_a_narrow_terminal_takes_nothing_out_of_a_table(capture):
     )
 
 
-def test_info_on_something_else(command_line, tmp_path):
-    refused(command_line("info", tmp_path), str(tmp_path), "not a capture directory")
-    refused(command_line("info", tmp_path / "missing"), "missing")
-
-
 def test_info_tells_what_is_known_where_clocks_cannot_be_related(command_line, tmp_path):
     """As of ranks that gave up on each other before they had sampled their clocks."""
     wild = write_capture(
@@ -336,13 +320,9 @@ def test_strict_refuses_losses_and_writes_nothing(command_line, lossy, tmp_path)
     assert command_line("merge", lossy, "-o", tmp_path / "t.pftrace").returncode == 0
 
 
-def test_mixed_runs_and_missing_ranks(command_line, capture, lossy, tmp_path):
-    output = tmp_path / "t.pftrace"
-    refused(command_line("merge", capture, lossy, "-o", output), "merge one run at a time")
+def test_missing_ranks_are_left_out_where_one_asks_for_that(command_line, capture, tmp_path):
     two = sorted(capture.glob("*.tkdump"))[:2]
-    refused(command_line("merge", *two, "-o", output), "1 of 3 ranks have no dump: 2")
-    assert list(tmp_path.iterdir()) == []
-    assert command_line("merge", *two, "-o", output, "--partial").returncode == 0
+    assert command_line("merge", *two, "-o", tmp_path / "t.pftrace", "--partial").returncode == 0
 
 
 def test_ranks_without_calibration_are_refused_unless_told(command_line, tmp_path):
@@ -354,38 +334,10 @@ def test_ranks_without_calibration_are_refused_unless_told(command_line, tmp_pat
     assert "UNALIGNED" in (tmp_path / "t.json").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("-o", "t.txt"), "the suffix picks the format"),
-        (("-o", "missing/t.json"), "its folder does not exist"),
-        (("-o", "t.json", "--window", "100s:200s"), "nothing was recorded from 100 s to 200 s; the records lie "),
-        (("-o", "t.json", "--ranks", "0,9"), "rank 9 is not in the timeline"),
-        (("-o", "t.json", "--window", "5us:1us"), "window"),
-        (("-o", "t.json", "--host", "0=missing.json"), "missing.json"),
-        (("-o", "t.json", "--host", "profile.json"), "wanted RANK=FILE"),
-    ],
-)
-def test_bad_merge_options(command_line, capture, tmp_path, monkeypatch, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    refused(command_line("merge", capture, *arguments), said)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_cannot_be_written_is_refused_at_the_door(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
     with pytest.raises(BadInput, match="its folder cannot be written"):
         check_folders(None, tmp_path / "t.json")
-
-
-def test_a_truncated_dump_is_one_line(command_line, capture, tmp_path):
-    cut = tmp_path / "cut"
-    shutil.copytree(capture, cut)
-    dump = cut / "rank_00001.tkdump"
-    dump.write_bytes(dump.read_bytes()[:-100])
-    refused(command_line("merge", cut, "-o", tmp_path / "t.pftrace"), "rank_00001.tkdump")
-    assert not (tmp_path / "t.pftrace").exists()
 
 
 def test_a_command_to_copy_needs_no_file_that_was_called(monkeypatch, tmp_path):

@@ -124,23 +124,6 @@ def test_the_table_and_its_caveat(command_line, pair):
     assert {row["metric"] for row in report["differences"]} > {"demo_kernel.wait_token.p50", "end_to_end.p50"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--at", "demo_kernel"], "wanted LAUNCH#N"),
-        (["--at", "demo_kernel#9", "-o", "x.pftrace"], "has no launch 9"),
-        (["-o", "x.unknown"], "x.unknown"),
-    ],
-)
-def test_bad_arguments_are_one_line(command_line, pair, tmp_path, monkeypatch, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    result = command_line("diff", *pair, *arguments)
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert said in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_sides_of_one_clock_are_shifted_and_so_are_two(pair):
     first, second = (
         timeline.replace(ranks=tuple(dataclasses.replace(rank, clock_id="GPU a") for rank in timeline.ranks))

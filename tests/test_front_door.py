@@ -20,7 +20,9 @@ from tracekern.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTURE = ROOT / "traces" / "h200x4"
-OTHER_RUN = ROOT / "traces" / "cpu_8_ranks"
+TRACES = {"CAPTURE": "h200x4", "OTHER_RUN": "cpu_8_ranks", "LATE_HOST": "h200x4_late_host"}
+"""Words of the lines below -> kept captures."""
+NUM_BESIDE = len(list(CAPTURE.parent.glob("*/capture.json"))) - 1
 
 COMMANDS = (
     "run",
@@ -182,9 +184,15 @@ BAD_INPUTS = {
     "what is no dump": ("merge other/rank_00000.tkdump -o t.json", "starts with b'nonsense'", "wanted b'TKDUMP"),
     "an empty trace": ("open empty.pftrace", "open: empty.pftrace is empty", "wanted a trace"),
     "no such trace": ("open gone.pftrace", "open: gone.pftrace: no such file", "wanted a trace"),
+    "a table to open": ("open spans.parquet", "Perfetto reads .pftrace and .json", "export it to one of them"),
+    "what is no capture to open": ("open empty", "open: empty: ", "not a capture directory"),
+    "what describes a capture, to open": ("open cut/capture.json", "describes a capture", "wanted a trace"),
+    "the trace of a capture": ("report CAPTURE/trace.pftrace.gz", "name its capture directory", str(CAPTURE)),
+    "the directory of captures": ("report CAPTURE/..", "cpu_8_ranks is one", f"and {NUM_BESIDE} more beside it are"),
     "one rank of four": ("merge CAPTURE/rank_00000.tkdump -o t.json", "3 of 4 ranks have no dump: 1-3", "--partial"),
     "captures of two runs": ("merge CAPTURE OTHER_RUN -o t.json", "run '", "merge one run at a time"),
     "a damaged host trace": ("merge CAPTURE -o t.json --host 0=bad.json", "bad.json: not a Chrome trace", "export it"),
+    "no such host trace": ("merge CAPTURE -o t.json --host 0=gone.json", "gone.json: no such file", "a Chrome trace"),
     "a host trace of no rank": ("export CAPTURE -o t.json --host 9=bad.json", "rank 9", "ranks are [0, 1, 2, 3]"),
     # The part that is wanted.
     "a key that no launch has": ("report CAPTURE --key layer-1", "no launch has the key 'layer-1'", "there are none"),
@@ -196,6 +204,8 @@ BAD_INPUTS = {
     ),
     "a window without an end": ("report CAPTURE --window 5us -o r.html", "--window: got '5us'", "wanted START:END"),
     "a window of nothing": ("export CAPTURE -o t.json --window 1s:2s", "from 1.00 s to 2.00 s", "the records lie"),
+    "a window without kernels": ("report CAPTURE --window 9s:10s", "by kernels from 9.00 s to 10.0 s", "records lie"),
+    "a window of hosts": ("report LATE_HOST --window 10:200", "by kernels from 10 ns to 200 ns", "17.8 ms and 24.8"),
     "a rank that is not there": ("report CAPTURE --ranks 9 -o r.html", "rank 9 is not in", "has ranks 0-3"),
     "a window beyond all numbers": (
         f"report CAPTURE --window 0:{'9' * 400}s -o r.html",
@@ -210,7 +220,7 @@ BAD_INPUTS = {
     "a rank beyond all numbers": (f"export CAPTURE -o t.json --ranks {'9' * 5000}", "is no rank", "example 0,2-4"),
     "a launch beyond all numbers": (f"diff CAPTURE CAPTURE --at moe#{'9' * 5000} -o d.json", "--at: got", "LAUNCH#N"),
     "ranks from high to low": ("export CAPTURE -o t.parquet --ranks 3-1", "'3-1'", "wanted for example 0,2-4"),
-    "a link that reaches nothing": ("report CAPTURE --link-limit -1", "--link-limit: got -1", "GB/s above 0"),
+    "a link that reaches nothing": ("report CAPTURE --link-limit 0", "--link-limit: got 0", "GB/s above 0"),
     # What to write.
     "an unknown suffix": ("export CAPTURE -o t.csv", "t.csv: the suffix picks the format", ".pftrace, .pftrace.gz"),
     "a page of another suffix": ("report CAPTURE -o r.pdf", "r.pdf: the report is a page", "ends in .html"),
@@ -221,16 +231,25 @@ BAD_INPUTS = {
     "a name that is too long": (f"export CAPTURE -o {'n' * 300}.json", "File name too long", "name another place"),
     "a place in a page": ("diff CAPTURE CAPTURE --at moe#1 -o d.html", "--at", "name the trace"),
     "a launch without a number": ("diff CAPTURE CAPTURE --at moe -o d.json", "--at: got 'moe'", "wanted LAUNCH#N"),
+    "a launch that is not there": ("diff CAPTURE CAPTURE --at dispatch_send#9 -o d.json", "has no launch 9", "of "),
     # The gate.
     "nothing to check": ("check CAPTURE", "nothing to check", "give --against BASELINE"),
     "a budget without a limit": ("check CAPTURE --max wait_token.p99", "'wait_token.p99'", "wanted NAME=LIMIT"),
     "a budget without a unit": ("check CAPTURE --max wait_token.p99=20", "limit is '20'", "with its unit"),
     "a trend of no history": ("check CAPTURE --save --trend t.html", "--trend", "--append names; give both"),
+    "no baseline yet": ("check CAPTURE --against latest", "no baseline in", "keep one with"),
     "a baseline that is not kept": ("check CAPTURE --against 0007", "no baseline in", "keep one with"),
     "budgets that cannot be read": ("check CAPTURE --config bad.json", "bad.json: cannot be read", "fix it, or"),
+    "budgets that are not there": ("check CAPTURE --config gone.toml", "gone.toml: no such file", "would not be held"),
     "a floor that is no number": ("ab --base true --head true --floor low", "--floor: got 'low'", "as in 5%"),
+    "a baseline that is not there": ("check CAPTURE --against gone.json", "gone.json: cannot be read", "name a "),
+    "a floor of the gate that is no number": ("check CAPTURE --save --floor five", "--floor: got 'five'", "as in 5%"),
+    "too few launches to hold": ("check CAPTURE --save --min-runs 2", "--min-runs: got 2", "wanted at least 5"),
     "too few launches": ("ab --base true --head true --runs 2", "--runs 2", "wanted at least 5 runs"),
     "a place that is not empty": ("ab --base true --head true -o other", "other: is not empty", "a new directory"),
+    "no folder for results": ("ab --base true --head true --junit no/j.xml", "its folder does not", "mkdir -p no"),
+    "no time at all": ("ab --base true --head true --timeout 0", "--timeout: got 0", "wanted seconds above 0"),
+    "a time that is no number": ("ab --base true --head true --timeout nan", "--timeout: got nan", "seconds above 0"),
     "a command that captures nothing": ("ab --base true --head true", "base left no capture", "{out}"),
 }
 
@@ -248,14 +267,16 @@ def place(tmp_path, monkeypatch) -> Path:
     (tmp_path / "empty.pftrace").touch()
     (tmp_path / "file.txt").write_text("words")
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "spans.parquet").write_text("PAR1")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def words_of(line: str) -> list[str]:
     """The words of a line above, with the paths of the kept captures in it."""
-    line = line.replace("CAPTURE", shlex.quote(str(CAPTURE)))
-    return shlex.split(line.replace("OTHER_RUN", shlex.quote(str(OTHER_RUN))))
+    for word, name in TRACES.items():
+        line = line.replace(word, shlex.quote(str(CAPTURE.with_name(name))))
+    return shlex.split(line)
 
 
 def everything_in(folder: Path) -> dict[Path, bytes | None]:

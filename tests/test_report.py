@@ -29,7 +29,6 @@ from tracekern.viewers.report.report_page import report_page
 from tracekern.viewers.report.verdict import charged
 
 TRACES = Path(__file__).parent.parent / "traces"
-NUM_KEPT = len(list(TRACES.glob("*/capture.json")))
 
 
 @pytest.fixture(scope="module")
@@ -436,31 +435,3 @@ def test_json_of_a_run_whose_costs_are_not_known(command_line):
     answer = json.loads(told, parse_constant=pytest.fail)["answer"]
     assert (answer["causes"], answer["costs"], answer["silence"]) == ([], [], "no cost")
     assert answer["note"].startswith("1 of 4 ranks left out: 3")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["report", "missing"], "missing: no such file or directory"),
-        (["report", str(TRACES)], f"{TRACES / 'cpu_8_ranks'} is one, and {NUM_KEPT - 1} more beside it are"),
-        (["report", str(TRACES / "h200x4" / "trace.pftrace.gz")], f"name its capture directory, {TRACES / 'h200x4'}"),
-        (
-            ["report", str(TRACES / "h200x4"), "--window", "9s:10s"],
-            "nothing was recorded by kernels from 9.00 s to 10.0 s; the records lie between ",
-        ),
-        (  # ranges of the hosts reach into it
-            ["report", str(TRACES / "h200x4_late_host"), "--window", "10:200"],
-            "by kernels from 10 ns to 200 ns; the records lie between 17.8 ms and 24.8 ms",
-        ),
-        (["report", str(TRACES / "h200x4"), "-o", "report.pdf"], "wanted a name that ends in .html"),
-        (["report", str(TRACES / "h200x4"), "-o", "no/such/folder/report.html"], "its folder does not exist"),
-        (["report", str(TRACES / "h200x4"), "--ranks", "9"], "rank 9 is not in the timeline"),
-        (["report", str(TRACES / "h200x4"), "--link-limit", "0"], "--link-limit: got 0, wanted GB/s above 0"),
-    ],
-)
-def test_bad_input_is_one_line(command_line, arguments, said):
-    result = command_line(*arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert said in result.stderr
