@@ -6,8 +6,10 @@ rank and one `wait_token` for the rank before. Slots are unique in a rank, so ea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,15 +121,26 @@ def write_capture(directory: Path, spec: CaptureSpec) -> Path:
     """Dumps of all ranks in `directory`, without a manifest. Returns the directory."""
     directory.mkdir(parents=True, exist_ok=True)
     for rank in range(spec.num_ranks):
-        segment = fill_segment(spec, rank)
         packed_ns = START_NS + spec.launches * spec.groups * GROUP_NS + 10**6
-        try:
-            with mock.patch("tracekern.segment.pack.time", SimpleNamespace(monotonic_ns=lambda at=packed_ns: at)):
-                write_dump(directory / fmt.dump_file_name(rank), segment)
-        finally:
-            segment.unlink()
-            segment.close()
+        clock = mock.patch("tracekern.segment.pack.time", SimpleNamespace(monotonic_ns=lambda at=packed_ns: at))
+        with removed_after(fill_segment(spec, rank)) as segment, clock:
+            write_dump(directory / fmt.dump_file_name(rank), segment)
     return directory
+
+
+def make_segment(name: str, arena_bytes: int, **options: int) -> SegmentWriter:
+    """An empty one, whose name no other process has."""
+    return SegmentWriter.create(f"{name}-{os.getpid()}", 0, metadata(CaptureSpec(), 0), arena_bytes, **options)
+
+
+@contextlib.contextmanager
+def removed_after(segment: SegmentWriter) -> Iterator[SegmentWriter]:
+    """Unlinks and closes a segment behind the block."""
+    try:
+        yield segment
+    finally:
+        segment.unlink()
+        segment.close()
 
 
 def reserve_launch(segment: SegmentWriter, plan: LaunchPlan) -> int | None:

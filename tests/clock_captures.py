@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from captures import VALUE_BITS, CaptureSpec, launch_plan, metadata, reserve_launch
+from captures import VALUE_BITS, CaptureSpec, launch_plan, metadata, removed_after, reserve_launch
 from clock_exchanges import SECOND, Clock, exchange
 
 from tracekern.dump import format as fmt
@@ -131,17 +131,13 @@ def _write_rank(
     about["clock"]["resolution_ticks"] = clock.resolution_ticks
     plans = [launch_plan(spec, sequence, len(kernel[rank])) for sequence, kernel in enumerate(kernels)]
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
-    segment = SegmentWriter.create(f"{spec.run_id}-{os.getpid()}", rank, about, arena_bytes, 1)
-    try:
+    with removed_after(SegmentWriter.create(f"{spec.run_id}-{os.getpid()}", rank, about, arena_bytes, 1)) as segment:
         for sequence, plan in enumerate(plans):
             assert reserve_launch(segment, plan) is not None
             _fill(segment, segment.launches()[sequence], clock, kernels[sequence][rank])
         segment.append_clock_samples(samples.astype(fmt.CLOCK_SAMPLE))
         segment.header["state"] = fmt.SegmentState.CLOSED
         write_dump(directory / fmt.dump_file_name(rank), segment)
-    finally:
-        segment.unlink()
-        segment.close()
 
 
 def _fill(segment: SegmentWriter, entry: np.void, clock: Clock, rows: np.ndarray) -> None:

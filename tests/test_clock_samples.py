@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.captures import CaptureSpec, metadata
+from tests.captures import CaptureSpec, metadata, removed_after
 from tests.warm_ranks import run_ranks
 from tracekern import _core
 from tracekern.comm.device import HostClock, HostDevice
@@ -130,18 +130,16 @@ def test_ranks_of_one_clock_need_no_process_group():
 
 
 def test_sampling_is_not_due_at_the_first_launch_of_a_rank_that_opens_sooner():
-    segment = SegmentWriter.create("clock-samples-test", 0, metadata(CaptureSpec(num_ranks=1), 0), 1 << 16)
+    with removed_after(
+        SegmentWriter.create("clock-samples-test", 0, metadata(CaptureSpec(num_ranks=1), 0), 1 << 16)
+    ) as segment:
 
-    class Meeting(Group):
-        def all_gather(self, value, what):
-            assert int(segment.header["due_ns"]) > time.monotonic_ns()
-            return [value]
+        class Meeting(Group):
+            def all_gather(self, value, what):
+                assert int(segment.header["due_ns"]) > time.monotonic_ns()
+                return [value]
 
-    try:
         CaptureClocks("here").open(HostDevice(), segment, Meeting(0, 1), "clock-samples-test")
-    finally:
-        segment.unlink()
-        segment.close()
 
 
 def test_pairs_are_of_clocks():

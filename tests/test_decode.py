@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.captures import EPOCH, EVENT_TABLE, ROLES, CaptureSpec, fill_segment, metadata, reserve_launch
+from tests.captures import EPOCH, EVENT_TABLE, ROLES, CaptureSpec, fill_segment, metadata, removed_after, reserve_launch
 from tracekern.dump import format as fmt
 from tracekern.dump.format import RecordKind
 from tracekern.dump.reader import read_dump
@@ -79,8 +79,7 @@ def decode_runs(path: Path, launches: list[list[Run]], shift: int = 0) -> Timeli
     encoded = [[encode(run, shift) for run in launch] for launch in launches]
     about = metadata(CaptureSpec(num_ranks=1, run_id="decode"), 0)
     about["clock"] |= {"shift": shift}
-    segment = SegmentWriter.create(f"decode-{os.getpid()}", 0, about, 1 << 22)
-    try:
+    with removed_after(SegmentWriter.create(f"decode-{os.getpid()}", 0, about, 1 << 22)) as segment:
         for runs, rows in zip(launches, encoded, strict=True):
             plan = LaunchPlan(
                 name="kernel",
@@ -102,9 +101,6 @@ def decode_runs(path: Path, launches: list[list[Run]], shift: int = 0) -> Timeli
                     headers[track]["end_ticks"] = run.start + (run.steps[-1][2] if run.steps else 0)
         segment.header["state"] = fmt.SegmentState.CLOSED
         write_dump(path, segment)
-    finally:
-        segment.unlink()
-        segment.close()
     return decode(read_dump(path))
 
 
@@ -380,13 +376,9 @@ def test_doubts_about_a_table_stand_beside_the_spans(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("sequence", [1 << 23, (1 << 32) - 1])
 def test_a_launch_tells_its_sequence_however_many_came_before(tmp_path: Path, sequence: int):
-    segment = fill_segment(CaptureSpec(num_ranks=1, run_id="late"), 0)
-    try:
+    with removed_after(fill_segment(CaptureSpec(num_ranks=1, run_id="late"), 0)) as segment:
         segment.launches()[0]["sequence"] = sequence
         write_dump(tmp_path / "late.tkdump", segment)
-    finally:
-        segment.unlink()
-        segment.close()
     timeline = decode(read_dump(tmp_path / "late.tkdump"))
     (lane,) = np.flatnonzero([timeline.tracks[track].kind == TrackKind.LAUNCH for track in timeline.spans.track])
     fields = timeline.events[timeline.spans.event[lane]].begin_fields
@@ -399,14 +391,10 @@ def test_a_launch_tells_its_sequence_however_many_came_before(tmp_path: Path, se
 
 def test_a_launch_has_the_roles_and_the_epoch_that_its_tracks_tell(tmp_path: Path):
     """A warp that had several roles has them all; a replay of a graph has another epoch than the launch captured."""
-    segment = fill_segment(CaptureSpec(num_ranks=1, num_blocks=1, launches=2, run_id="told"), 0)
-    try:
+    with removed_after(fill_segment(CaptureSpec(num_ranks=1, num_blocks=1, launches=2, run_id="told"), 0)) as segment:
         headers = segment.track_headers(segment.launches()[1])
         headers["role"], headers["epoch"] = [1, 1], [99, 99]
         write_dump(tmp_path / "told.tkdump", segment)
-    finally:
-        segment.unlink()
-        segment.close()
     timeline = decode(read_dump(tmp_path / "told.tkdump"))
     assert [track.role for track in timeline.tracks if track.kind == TrackKind.DEVICE] == [
         f"{ROLES[0]}/{ROLES[1]}",

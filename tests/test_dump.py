@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, write_capture
+from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, removed_after, write_capture
 from tests.damage import Parts, build
 from tests.kernels import run_kernel
 from tracekern.dump import format as fmt
@@ -87,14 +87,11 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stopped_clock")
 def test_pack_and_write_give_the_same_bytes(tmp_path: Path):
-    segment = fill_segment(CaptureSpec(host_spans=3), 1)
-    try:
+    with removed_after(fill_segment(CaptureSpec(host_spans=3), 1)) as segment:
         size = write_dump(tmp_path / "rank_00001.tkdump", segment)
         data = (tmp_path / "rank_00001.tkdump").read_bytes()
         assert bytes(pack(segment)) == data
         assert len(data) == size
-    finally:
-        segment.unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["rank_00001.tkdump"]
 
 
@@ -168,24 +165,17 @@ def test_headers_that_are_not_those_of_the_launches_are_refused(sound: bytes, sc
 
 @pytest.mark.usefixtures("stopped_clock")
 def test_a_segment_reads_the_same_from_outside():
-    segment = fill_segment(CaptureSpec(killed_rank=0), 0)
-    try:
+    with removed_after(fill_segment(CaptureSpec(killed_rank=0), 0)) as segment:
         other = SegmentView.attach(segment.name)
         assert bytes(pack(other)) == bytes(pack(segment))
         assert metadata_of(bytes(pack(other)))["state"] == "salvaged"
-    finally:
-        segment.unlink()
     with pytest.raises(BadInput, match="cannot be opened"):
         SegmentView.attach(segment.name)
 
 
 def test_the_name_of_a_segment_is_taken_once():
-    segment = fill_segment(CaptureSpec(), 0)
-    try:
-        with pytest.raises(BadInput, match="already there"):
-            fill_segment(CaptureSpec(), 0)
-    finally:
-        segment.unlink()
+    with removed_after(fill_segment(CaptureSpec(), 0)), pytest.raises(BadInput, match="already there"):
+        fill_segment(CaptureSpec(), 0)
 
 
 def test_truncation_at_and_around_every_border(sound: bytes, scratch: Path):
@@ -346,8 +336,7 @@ def test_a_time_that_cannot_be_names_the_dump_that_says_it(sound: bytes, scratch
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
     """A file may grow to half a dump only; and a directory that is a file takes none."""
-    segment = fill_segment(CaptureSpec(), 0)
-    try:
+    with removed_after(fill_segment(CaptureSpec(), 0)) as segment:
         (tmp_path / "file").write_text("")
         with pytest.raises(BadInput, match="cannot write"):
             write_dump(tmp_path / "file" / "rank_00000.tkdump", segment)
@@ -358,6 +347,4 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path):
                 write_dump(tmp_path / "rank_00000.tkdump", segment)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    finally:
-        segment.unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.captures import GROUP_NS, START_NS, CaptureSpec, fill_segment, write_capture
+from tests.captures import GROUP_NS, START_NS, CaptureSpec, fill_segment, removed_after, write_capture
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.summary import summarize
 from tracekern.dump.format import MAX_NS, torch_profile_file_name
@@ -131,13 +131,9 @@ def test_a_profile_is_drawn_once(tmp_path: Path):
 
 
 def test_a_range_during_which_the_wall_clock_was_set_back_takes_no_time(tmp_path: Path):
-    segment = fill_segment(CaptureSpec(num_ranks=1, host_spans=2), 0)
-    try:
+    with removed_after(fill_segment(CaptureSpec(num_ranks=1, host_spans=2), 0)) as segment:
         segment.host_spans()["end_ns"][0] -= GROUP_NS  # 1 ns before its start: what stands for "never ended"
         write_dump(tmp_path / "rank_00000.tkdump", segment)
-    finally:
-        segment.unlink()
-        segment.close()
     timeline = load(tmp_path)
     host = timeline.spans.launch < 0
     assert (timeline.spans.end - timeline.spans.start)[host].tolist() == [0, GROUP_NS - 1]

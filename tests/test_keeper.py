@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EVENT_TABLE, CaptureSpec, make_segment, metadata, removed_after
 from tests.kept_device import fork
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
@@ -160,17 +160,13 @@ def test_it_collects_when_it_is_told_and_not_twice(tmp_path, act, left):
 
 
 def test_without_a_keeper_a_lost_device_is_told_and_nothing_counts_as_collected():
-    segment = SegmentWriter.create(f"keeper-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
+    with removed_after(make_segment("keeper-test", 1 << 16)) as segment:
 
-    def fail() -> None:
-        raise RuntimeError("the device is lost")
+        def fail() -> None:
+            raise RuntimeError("the device is lost")
 
-    try:
         with pytest.raises(RuntimeError, match="the device is lost"):
             collect_or_let(segment, fail, None)
         assert not segment.header["collected"]
         collect_or_let(segment, lambda: None, None)
         assert segment.header["collected"]
-    finally:
-        segment.unlink()
-        segment.close()

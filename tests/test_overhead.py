@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
+from tests.captures import EVENT_TABLE, CaptureSpec, metadata, removed_after, reserve_launch
 from tests.kernels import run_kernel
 from tracekern.cli import overhead as command
 from tracekern.dump import format as fmt
@@ -68,9 +68,8 @@ def problems_of(
 ) -> list[str]:
     """Texts of the dense_probes problems of one launch with 4 warps on one SM, each with these spans."""
     about = metadata(CaptureSpec(num_ranks=1), 0) | {"backend": "cuda", "overhead_ns": {"4": SPAN_COST_NS}} | changes
-    segment = SegmentWriter.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)
-    plan = LaunchPlan("demo", 1, 4, len(lengths_ns), blocks=range(1), events=json.dumps(EVENT_TABLE).encode())
-    try:
+    with removed_after(SegmentWriter.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)) as segment:
+        plan = LaunchPlan("demo", 1, 4, len(lengths_ns), blocks=range(1), events=json.dumps(EVENT_TABLE).encode())
         reserve_launch(segment, plan)
         entry = segment.launches()[0]
         headers, records = segment.track_headers(entry), segment.records(entry).view(fmt.SPAN_RECORD)
@@ -83,9 +82,6 @@ def problems_of(
         records["word"] = fmt.RecordKind.SPAN | number << fmt.EVENT_SHIFT
         segment.header["state"] = fmt.SegmentState.CLOSED
         write_dump(tmp_path / "rank_00000.tkdump", segment)
-    finally:
-        segment.unlink()
-        segment.close()
     problems = decode(read_dump(tmp_path / "rank_00000.tkdump")).problems
     assert {(problem.kind, problem.severity) for problem in problems} <= {("dense_probes", "warning")}
     return [problem.text for problem in problems]

@@ -7,7 +7,6 @@ nodes, tests/test_graphs_gpu.py with a GPU.
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EVENT_TABLE, make_segment, removed_after
 from tests.kernels import memory
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
@@ -99,15 +98,9 @@ def flight(
 ) -> Iterator[tuple[SegmentWriter, LateGpu, RegionSets]]:
     """Room for so many sets."""
     tables = fmt.align_up(len(PLANS[0].events)) + fmt.align_up(len(PLANS[0].roles))
-    segment = SegmentWriter.create(
-        f"sets-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), num_sets * SET_BYTES + tables, host_spans=0
-    )
-    try:
+    with removed_after(make_segment("sets-test", num_sets * SET_BYTES + tables, host_spans=0)) as segment:
         gpu = LateGpu(slots)
         yield segment, gpu, RegionSets(segment, gpu, PLANS, 0, 32, recycles)
-    finally:
-        segment.unlink()
-        segment.close()
 
 
 def replays_on_record(segment: SegmentWriter, path: Path) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata, reserve_launch
+from tests.captures import EVENT_TABLE, CaptureSpec, make_segment, metadata, removed_after, reserve_launch
 from tests.kernels import memory
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
@@ -43,10 +42,8 @@ def plan(**changes) -> LaunchPlan:
 
 @pytest.fixture
 def segment() -> Iterator[SegmentWriter]:
-    segment = SegmentWriter.create(f"segment-test-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 20)
-    yield segment
-    segment.unlink()
-    segment.close()
+    with removed_after(make_segment("segment-test", 1 << 20)) as segment:
+        yield segment
 
 
 def test_a_fault_in_a_segment_from_before_it_had_a_version_is_packed(segment: SegmentWriter, tmp_path: Path):
@@ -118,16 +115,12 @@ def test_a_launch_whose_table_finds_no_room_is_refused(segment: SegmentWriter, t
 
 def test_beyond_the_last_row_of_the_directory_launches_are_refused(monkeypatch):
     monkeypatch.setattr(segment_module, "_CARRY_BYTES", 1 << 60)  # a multiple of 4 GiB inside makes a batch smaller
-    segment = SegmentWriter.create(f"segment-rows-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 23)
-    try:
+    with removed_after(make_segment("segment-rows", 1 << 23)) as segment:
         empty, rows = plan(blocks=range(0)), int(segment.header["launches_capacity"])
         assert len(segment.reserve_regions(empty, rows - 1)) == rows - 1
         assert len(segment.reserve_regions(empty, 4)) == 1
         assert segment.reserve_regions(empty, 4) == []
         assert segment.arena_room > 4 * empty.region_bytes
-    finally:
-        segment.unlink()
-        segment.close()
 
 
 def test_a_launch_that_reserves_its_own_region_leaves_what_one_that_found_it_ready_leaves(segment: SegmentWriter):
@@ -304,13 +297,10 @@ def test_after_16384_launches_a_region_is_still_known_as_used_before(segment: Se
 
 
 def test_host_spans_beyond_their_room_are_counted():
-    segment = SegmentWriter.create(f"segment-host-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16, host_spans=2)
-    try:
+    with removed_after(make_segment("segment-host", 1 << 16, host_spans=2)) as segment:
         for idx in range(5):
             segment.append_host_span("x" * 200, 1, idx, idx + 1)
         assert (len(segment.host_spans()), int(segment.header["host_spans_lost"])) == (2, 3)
-    finally:
-        segment.unlink()
 
 
 def test_clock_samples_beyond_their_room_are_counted(segment: SegmentWriter):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from warm_command import warm_commands
 
-from tests.captures import EVENT_TABLE, CaptureSpec, metadata
+from tests.captures import EVENT_TABLE, CaptureSpec, make_segment, metadata, removed_after
 from tests.kernels import run_kernel
 from tests.test_keeper import PLAN, Pair, wait_to_be_killed
 from tracekern.cli.output import suggest
@@ -240,16 +240,12 @@ def test_a_keeper_copies_for_whoever_asks_and_again_at_the_end(tmp_path):
 
 
 def test_without_a_keeper_what_the_device_holds_is_missing_and_told(tmp_path):
-    segment = SegmentWriter.create(f"snapshot-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
-    try:
+    with removed_after(make_segment("snapshot", 1 << 16)) as segment:
         (region,) = segment.reserve_regions(PLAN, 1)
         segment.start_launch(region, sequence=0, epoch=0)
         segment.header["state"] = fmt.SegmentState.RUNNING
         write_dump(tmp_path / "rank_00000.tkdump", segment)
         assert not ask_keeper(segment.name)
-    finally:
-        segment.unlink()
-        segment.close()
     assert [
         problem.text
         for problem in load(tmp_path / "rank_00000.tkdump", partial=True).problems
@@ -259,8 +255,7 @@ def test_without_a_keeper_what_the_device_holds_is_missing_and_told(tmp_path):
 
 def test_half_a_launch_is_none():
     """The region went to the next launch while the keeper copied it."""
-    segment = SegmentWriter.create(f"half-{os.getpid()}", 0, metadata(CaptureSpec(), 0), 1 << 16)
-    try:
+    with removed_after(make_segment("half", 1 << 16)) as segment:
         for region in segment.reserve_regions(PLAN, 2):
             segment.start_launch(region, sequence=0, epoch=0)
         arena, launches = int(segment.header["arena_offset"]), segment.launches()
@@ -273,9 +268,6 @@ def test_half_a_launch_is_none():
         assert collect_mirrored(segment, copy) == 2
         started = [segment.track_headers(entry)["started"].any() for entry in launches]
         assert started == [True, False]
-    finally:
-        segment.unlink()
-        segment.close()
 
 
 def test_a_directory_that_is_a_file_is_refused(start, tmp_path):
