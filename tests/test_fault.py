@@ -66,9 +66,7 @@ def told(
     given = {"cause": 1, "peer": 1, "waited_ns": 5 * 10**8, "stage": stage, "channel": channel, **fields}
     for name, number in {**given, "wanted_epoch": wanted, "seen_epoch": seen, "seen_value": value}.items():
         record[name] = number % (1 << 32)
-    fault = parse_fault(record.tobytes(), NAMES)
-    assert fault is not None
-    return describe_fault(fault)
+    return describe_fault(parse_fault(record.tobytes(), NAMES))
 
 
 @pytest.mark.parametrize(

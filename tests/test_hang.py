@@ -101,7 +101,6 @@ def test_a_signal_that_was_sent_holds_the_rank_that_has_not_seen_it():
     timeline = timeline_of(waits, 2, END)
     timeline = with_spans(timeline, [(0, 1 | 7 << 10, 4_200, 4_500)])
     hang = find_hang(timeline)
-    assert hang is not None
     assert (hang.longest.rank, hang.longest.lasts_ns, hang.longest.sent_ns) == (1, END - 4_000, END - 4_500)
     assert [holder.rank for holder in hang.holders] == [1]
     assert line_of(timeline) == (
@@ -131,7 +130,6 @@ def test_the_rank_that_all_wait_for_at_the_end_has_what_it_waits_for():
 def test_what_was_not_sent_for_sure_is_still_waited_for(signals: list[Row]):
     timeline = timeline_of([(1, WAIT, 0 | 7 << 10, 4_000), (0, WAIT, 1 | 8 << 10, 5_000)], 2, END)
     hang = find_hang(with_spans(timeline, signals))
-    assert hang is not None
     assert (hang.holders, hang.longest.sent_ns) == ((), None)
 
 
@@ -139,7 +137,6 @@ def test_a_signal_that_came_a_moment_ago_is_on_its_way():
     waits = [(1, WAIT, 0 | 7 << 10, 4_000), (0, WAIT, 1 | 8 << 10, 5_000)]
     for age_ns, sent in ((999_999, None), (1_000_000, 1_000_000)):
         hang = find_hang(with_spans(timeline_of(waits, 2, 4_500 + age_ns), [(0, 1 | 7 << 10, 4_200, 4_500)]))
-        assert hang is not None
         assert (hang.longest.sent_ns, len(hang.holders)) == (sent, sent is not None)
 
 
@@ -152,9 +149,7 @@ def test_a_signal_that_a_wait_has_taken_is_none_for_the_next_of_that_key():
         tuple(getattr(timeline.spans, name)[i] for name in vars(timeline.spans)) for i in range(len(timeline.spans))
     ]
     rows.append((rows[open_wait][0], WAIT, 1, 3_000, 3_200, 0 | 7 << 10, 0))
-    hang = find_hang(timeline.replace(spans=make_spans(rows)))
-    assert hang is not None
-    assert hang.longest.sent_ns is None
+    assert find_hang(timeline.replace(spans=make_spans(rows))).longest.sent_ns is None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +185,6 @@ def test_credits_and_barriers_count_what_came(kind: ChannelKind, values: list[in
         rows += [(first[source], give, 3 + source, 500, 600, 2, 0) for source in range(2)]
         rows.append((first[2], take, 5, 400, 700, 5, 0))
     hang = find_hang(timeline.replace(spans=join_rows([timeline.spans, make_spans(rows)], Spans())))
-    assert hang is not None
     assert hang.longest.sent_ns == sent
 
 
@@ -204,9 +198,7 @@ def test_where_clocks_were_not_aligned_the_time_is_by_the_clock_of_the_sender():
         start=timeline.spans.start + shift,
         end=np.where(is_open, OPEN_END, timeline.spans.end + shift),
     )
-    hang = find_hang(timeline.replace(spans=spans, aligned=False))
-    assert hang is not None
-    assert hang.longest.sent_ns == END - 6_500
+    assert find_hang(timeline.replace(spans=spans, aligned=False)).longest.sent_ns == END - 6_500
 
 
 def test_a_signal_after_the_copy_of_the_waiter_says_nothing():
@@ -219,9 +211,7 @@ def test_a_signal_after_the_copy_of_the_waiter_says_nothing():
             ranks=(make_rank(0, state="running"), make_rank(1, state="running")),
             spans=join_rows([timeline.spans, make_spans([(lane, HOST, -1, copied, copied, 0, 0)])], Spans()),
         )
-        hang = find_hang(running)
-        assert hang is not None
-        assert hang.longest.sent_ns == sent
+        assert find_hang(running).longest.sent_ns == sent
 
 
 def stop_in_a_wait(group: Group, directory: str, release: str) -> None:
@@ -277,7 +267,6 @@ def test_the_rank_that_all_others_wait_for_is_described():
     """Rank 3 waits for rank 0, which waits for rank 2."""
     timeline = timeline_of([(0, WAIT, 2, 4_000), (1, WAIT, 2, 5_000), (3, WAIT, 0, 3_000), (3, WAIT, 2, 6_000)])
     hang = find_hang(timeline)
-    assert hang is not None
     assert (hang.ranks, hang.num_waits) == ((0, 1, 3), 4)
     assert hang.holders == (Holder(2, True, "", 0, "dispatch", 6_998),)
     assert (hang.longest.lasts_ns, hang.longest.rank, hang.longest.peer) == (6_000, 3, 0)
@@ -289,9 +278,7 @@ def test_the_rank_that_all_others_wait_for_is_described():
 
 def test_what_it_is_doing_is_said():
     timeline = timeline_of([(0, WAIT, 1, 4_000), (1, COPY, 0, 5_000), (1, COPY, 0, 6_000)], num_ranks=2)
-    hang = find_hang(timeline)
-    assert hang is not None
-    assert hang.holders == (Holder(1, True, "dispatch.copy_token", 2, "dispatch", 0),)
+    assert find_hang(timeline).holders == (Holder(1, True, "dispatch.copy_token", 2, "dispatch", 0),)
     assert line_of(timeline) == (
         "rank 0 has waited 5.00 us for rank 1 (dispatch.wait_token slot=0); rank 1 is in dispatch.copy_token (2 warps)"
     )
@@ -300,24 +287,18 @@ def test_what_it_is_doing_is_said():
 def test_of_nested_spans_a_warp_is_in_the_innermost():
     timeline = timeline_of([(0, WAIT, 1, 4_000), (1, COPY, 0, 5_000), (1, SIGNAL, 0, 6_000)], num_ranks=2)
     timeline.spans.track[-1] = timeline.spans.track[-2]
-    hang = find_hang(timeline)
-    assert hang is not None
-    assert hang.holders == (Holder(1, True, "dispatch.signal_token", 1, "dispatch", 0),)
+    assert find_hang(timeline).holders == (Holder(1, True, "dispatch.signal_token", 1, "dispatch", 0),)
 
 
 def test_the_only_span_of_a_rank_tells_since_when_it_runs_no_kernel():
     timeline = timeline_of([(1, WAIT, 0, 4_000)], num_ranks=2)
     without_host = timeline.spans.take(np.arange(1, len(timeline.spans)))
-    hang = find_hang(timeline.replace(spans=without_host))
-    assert hang is not None
-    assert hang.holders == (Holder(0, True, "", 0, "dispatch", 2_000),)
+    assert find_hang(timeline.replace(spans=without_host)).holders == (Holder(0, True, "", 0, "dispatch", 2_000),)
 
 
 def test_ranks_are_told_in_their_order():
     waiting = find_hang(timeline_of([(8, WAIT, 0, 4_000), (1, WAIT, 0, 4_000)], num_ranks=9))
     held = find_hang(timeline_of([(0, WAIT, 8, 4_000), (2, WAIT, 1, 4_000)], num_ranks=9))
-    assert waiting is not None
-    assert held is not None
     assert (waiting.ranks, [holder.rank for holder in held.holders]) == ((1, 8), [1, 8])
 
 
@@ -325,7 +306,6 @@ def test_ranks_that_wait_for_each_other_are_all_described():
     """Rank 0 is a call ahead: what they want does not fit, and that is the mistake."""
     timeline = timeline_of([(0, WAIT, 1, 4_500), (0, WAIT, 1 | 8 << 10, 4_200), (1, WAIT, 0 | 7 << 10, 4_000)], 2)
     hang = find_hang(timeline)
-    assert hang is not None
     assert (hang.ranks, hang.holders) == ((0, 1), ())
     assert line_of(timeline) == (
         "rank 1 has waited 5.00 us for rank 0 (dispatch.wait_token slot=7); 3 waits of ranks 0 and 1 have not ended; "
@@ -367,11 +347,9 @@ def test_a_rank_whose_time_of_death_is_known_has_waited_until_then():
     timeline = timeline_of([(0, WAIT, 1, 4_000), (2, WAIT, 1, 4_000)], num_ranks=3)
     dead = [make_rank(rank, state="salvaged", died_ns=at) for rank, at in ((0, 9_500), (2, 50_000))]
     hang = find_hang(timeline.replace(ranks=(dead[0], make_rank(1), dead[1]), origin_ns=0))
-    assert hang is not None
     assert not hang.at_least
     assert [(wait.rank, wait.lasts_ns) for wait in (hang.longest, *hang.others)] == [(2, 46_000), (0, 5_500)]
     moved = find_hang(timeline.replace(ranks=(dead[0], make_rank(1), dead[1]), origin_ns=20_000))
-    assert moved is not None
     assert moved.longest.lasts_ns == 26_000
     damaged = [dataclasses.replace(rank, died_ns=(-1) ** rank.rank * (1 << 63)) for rank in dead]
     for origin_ns in (-1 << 62, 1 << 62):
@@ -382,9 +360,7 @@ def test_a_wait_whose_begin_was_overwritten_names_no_fields():
     timeline = timeline_of([(0, WAIT, 0, 4_000)], num_ranks=2)
     (row,) = np.flatnonzero(timeline.spans.end == OPEN_END).tolist()
     assert " slot=0); " in str(line_of(timeline))
-    hang = find_hang(overwrite_begins(timeline, [row]))
-    assert hang is not None
-    assert hang.longest.fields == ""
+    assert find_hang(overwrite_begins(timeline, [row])).longest.fields == ""
 
 
 def test_a_rank_whose_dump_is_missing_is_named():
@@ -397,7 +373,6 @@ def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_ano
     waits = [(0, WAIT, 0, 4_000), (0, WAIT, 0, 5_000)]
     timeline = timeline_of([*waits, (0, COPY, 1, 5_500)])
     hang = find_hang(timeline)
-    assert hang is not None
     assert (hang.ranks, hang.num_waits, hang.longest.peer) == ((0,), 2, 0)
     assert hang.holders == (Holder(0, True, "dispatch.copy_token", 1, "dispatch", 0),)
     longest = "rank 0 has waited 5.00 us for another warp of its own (dispatch.wait_token slot=0)"
@@ -412,7 +387,6 @@ def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_ano
 
 def test_waits_within_a_rank_count_for_nothing_where_ranks_wait_for_each_other():
     hang = find_hang(timeline_of([(0, WAIT, 0, 1_000), (0, WAIT, 1, 4_000)], num_ranks=2))
-    assert hang is not None
     assert (hang.num_waits, hang.longest.lasts_ns, [holder.rank for holder in hang.holders]) == (1, 5_000, [1])
 
 
@@ -438,7 +412,6 @@ def test_clocks_that_were_not_aligned_are_never_mixed():
         spans, start=spans.start + shift, end=np.where(spans.end == OPEN_END, OPEN_END, spans.end + shift)
     )
     hang = find_hang(timeline.replace(spans=moved, aligned=False))
-    assert hang is not None
     assert (hang.longest.lasts_ns, hang.longest.rank) == (8_000, 1)
     assert hang.holders == (Holder(2, True, "", 0, "dispatch", 8_998),)
     drawing = prepare(timeline.replace(spans=moved, aligned=False))
@@ -459,8 +432,6 @@ def test_a_rank_in_work_that_never_ended_runs_a_kernel():
     launch = next(i for i, event in enumerate(timeline.events) if event.event_class is EventClass.LAUNCH)
     running = make_spans([(lane, launch, 1, 3_000, int(OPEN_END), 0, 0)])
     timeline = timeline.replace(spans=join_rows([timeline.spans, running], Spans()))
-    hang = find_hang(timeline)
-    assert hang is not None
-    assert hang.holders == (Holder(1, True, "dispatch", 0, "dispatch", 0),)
+    assert find_hang(timeline).holders == (Holder(1, True, "dispatch", 0, "dispatch", 0),)
     said = "rank 0 has waited 5.00 us for rank 1 (dispatch.wait_token slot=0); rank 1 is in dispatch"
     assert line_of(timeline) == said

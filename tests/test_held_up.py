@@ -131,15 +131,12 @@ def with_faults(*faults: dict[str, object] | None, **of_ranks: object) -> Timeli
 
 def test_of_a_chain_the_last_is_named():
     held = find_held_up(with_faults(fault_of(0, 2, "timeout"), None, None, fault_of(3, 0)), None)
-    assert held is not None
     assert (held.missing, [wait.rank for wait in held.waits]) == ((2,), [0, 3])
 
 
 def test_ranks_that_wait_for_each_other_accuse_nobody():
     timeline = with_faults(fault_of(0, 1, "timeout"), fault_of(1, 0))
-    held = find_held_up(timeline, None)
-    assert held is not None
-    assert held.missing == ()
+    assert find_held_up(timeline, None).missing == ()
     assert lines_of(timeline)["verdict"].startswith("All ranks on record waited for each other: rank 1 waited 1.00 s ")
 
 
@@ -158,8 +155,7 @@ def test_a_damaged_fault_is_left_out(damage: dict[str, object]):
 def test_a_moment_of_waiting_is_no_hang_and_a_second_is():
     for began, is_stuck in ((8_000, False), (9_000 - 10**9, True)):
         timeline = timeline_of([(0, WAIT, 1, began)], num_ranks=2)
-        held = find_held_up(timeline, analyze(timeline).hang)
-        assert (held is not None) == is_stuck
+        assert (find_held_up(timeline, analyze(timeline).hang) is not None) == is_stuck
     assert lines_of(timeline)["verdict"] == (
         "Rank 1 did not come in time: rank 0 waited 1.00 s for rank 1 (dispatch.wait_token, slot=0)."
     )

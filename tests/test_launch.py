@@ -295,7 +295,6 @@ def test_ctrl_c_and_limits_hold_while_the_module_is_imported(function: Program):
     call = f"launch_ranks(2, 'module:main', env={function.env!r})"
     program = f"from tracekern.launcher.launch import launch_ranks; print([e.returncode for e in {call}])"
     launcher = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
     assert "importing" in launcher.stdout.readline()
     launcher.send_signal(signal.SIGINT)
     assert "[-2, -2]" in launcher.stdout.read()

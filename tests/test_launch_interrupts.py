@@ -15,7 +15,6 @@ def test_ctrl_c_reaches_every_rank(program: Program):  # noqa: F811
         except KeyboardInterrupt: time.sleep(0.3); print("interrupted", flush=True); raise SystemExit(7)
         """
     launcher = subprocess.Popen(program.launcher(2, text), stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
     seen = [launcher.stdout.readline() for _ in range(2)]
     assert all("ready" in line for line in seen)
     launcher.send_signal(signal.SIGINT)
@@ -35,7 +34,6 @@ def test_a_second_ctrl_c_leaves_no_rank_behind(program: Program):  # noqa: F811
         time.sleep(600)
         """
     launcher = subprocess.Popen(program.launcher(1, text, ", kill_after_s=0"), stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
     line = ""
     for said in ("ready", "stays"):
         line = launcher.stdout.readline()

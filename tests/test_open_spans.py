@@ -37,9 +37,7 @@ def end_of_wait(timeline: Timeline) -> int:
 def test_a_wait_that_gave_up_lasts_until_its_kernel_ended():
     timeline = waiting(launch_end=6_000)
     assert end_of_wait(timeline) == 6_000
-    hang = find_hang(timeline)
-    assert hang is not None
-    assert hang.longest.lasts_ns == 2_000
+    assert find_hang(timeline).longest.lasts_ns == 2_000
 
 
 def test_a_wait_that_hangs_lasts_until_its_rank_was_last_heard_of():

@@ -62,7 +62,6 @@ def rank(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A rank in the middle of its capture, and its run."""
     text = RANK.format(root=str(ROOT), directory=str(tmp_path / "capture"))
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     run_id = process.stdout.readline().strip()
     yield process, run_id
     process.kill()
@@ -333,7 +332,6 @@ def test_a_rank_that_had_closed_comes_along(tmp_path, num_ranks):
     ]
     (tmp_path / "other" / "rank_00000.torch.json.gz").unlink()
     named = re.search(r"who waited for whom: (.*)", saved.stderr)
-    assert named is not None
     report = subprocess.run(shlex.split(named[1]), capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert report.returncode == 0, report.stderr
 

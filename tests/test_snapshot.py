@@ -74,7 +74,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         text = START.format(root=str(ROOT), directory=str(tmp_path / "capture"), how=how) + program
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         process = subprocess.Popen([sys.executable, "-c", text], **pipes)
-        assert process.stdout is not None
         started.append((process, process.stdout.readline().strip()))
         return started[-1]
 

@@ -42,7 +42,6 @@ def test_the_report_says_for_which_share_they_were_open_together():
     told = "ranges of several threads were open side by side for 33 % of 1.50 us on rank 0"
     assert describe_threads(findings.threads) == told
     answer = draw(findings)
-    assert answer is not None
     assert answer.text == told[0].upper() + told[1:] + "."
     assert "ranges of a thread" in str(answer.body)
     assert findings.overlap == ()
