@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timelines import COPY, make_rank, make_spans, make_timeline, timelines
-from trace_processor import TraceProcessor, assert_no_loss
+from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
@@ -30,20 +31,7 @@ join thread u on u.utid = l.utid join process q on q.upid = u.upid
 where source.name = 'sent' and target.name = 'released'
 """
 OURS = "s.category not in ('flow', 'problem', 'about')"
-
-
-def loaded_slices(processor: TraceProcessor, time_shift: int = 0) -> dict[int, expected.Slice]:
-    """Slice id -> what the trace processor made of it."""
-    arguments: dict[int, list] = {}
-    for arg_set, key, int_value, text, kind in processor.query(
-        "select arg_set_id, key, int_value, string_value, value_type from args where key like 'args.%'"
-    ):
-        value = text if kind == "string" else bool(int_value) if kind == "bool" else int_value
-        arguments.setdefault(arg_set, []).append((key.removeprefix("args."), value))
-    return {
-        row[0]: (row[1], row[2] - time_shift, row[3], tuple(sorted(arguments.get(row[4], []))))
-        for row in processor.query(f"select id, name, ts, dur, arg_set_id from slice s where {OURS}")
-    }
+loaded_slices = functools.partial(slices_of, arguments="args.", where=OURS)
 
 
 def as_loaded(text: str) -> str:

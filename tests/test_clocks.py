@@ -16,12 +16,23 @@ from tracekern.timeline.clocks.host import apply_host
 from tracekern.timeline.model import ClockFit, Rank
 
 
+def draw(seed, num_ranks):
+    """(random numbers, clocks of as many ranks, the ranks)"""
+    rng = np.random.default_rng(seed)
+    clocks = {rank: Clock.draw(rng) for rank in range(num_ranks)}
+    return rng, clocks, [rank_of(rank, clock) for rank, clock in clocks.items()]
+
+
+def check_bounds(fits, clocks, times, most_ns=math.inf):
+    """The truth of every rank lies within its bound."""
+    for rank in range(1, len(clocks)):
+        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns <= most_ns
+
+
 def test_eight_ranks_over_three_seconds_stay_within_their_bounds():
     for seed in range(10):
-        rng = np.random.default_rng(seed)
-        clocks = {rank: Clock.draw(rng) for rank in range(8)}
+        rng, clocks, ranks = draw(seed, 8)
         times = np.linspace(0.1, 3.1, 500) * SECOND
-        ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
         fits = fit_clocks(sample(rng, clocks, [0, 3.2 * SECOND]), ranks, spans_of(clocks, times[0], times[-1]))
         assert fits[0].method == "reference"
         assert (fits[0].hard_ns, fits[0].sigma_ns) == (0.0, 0.0)
@@ -71,14 +82,11 @@ def test_clocks_of_different_kinds_share_an_axis():
     ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
     times = np.linspace(0, 3, 100) * SECOND
     fits = fit_clocks(sample(rng, clocks, [0, 3 * SECOND]), ranks, spans_of(clocks, times[0], times[-1]))
-    for rank in (1, 2):
-        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns <= 2_000
+    check_bounds(fits, clocks, times, 2_000)
 
 
 def test_bound_grows_with_the_distance_from_the_only_round():
-    rng = np.random.default_rng(4)
-    clocks = {rank: Clock.draw(rng) for rank in range(2)}
-    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    rng, clocks, ranks = draw(4, 2)
     rows = sample(rng, clocks, [0], count=20, quiet=1.0)
     near, far = (fit_clocks(rows, ranks, spans_of(clocks, 0, seconds * SECOND))[1].hard_ns for seconds in (0.01, 2))
     # 20 ppm over 2 s: 40 us.
@@ -87,9 +95,7 @@ def test_bound_grows_with_the_distance_from_the_only_round():
 
 
 def test_bound_is_that_of_the_time_of_the_events():
-    rng = np.random.default_rng(5)
-    clocks = {rank: Clock.draw(rng) for rank in range(2)}
-    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    rng, clocks, ranks = draw(5, 2)
     poor = exchange(rng, clocks, 0, 1, 0, 0, path_ns=8_000.0, quiet=1.0)
     rows = np.concatenate([poor, exchange(rng, clocks, 0, 1, 1, SECOND, quiet=1.0)])
     hard_ns = []
@@ -104,9 +110,7 @@ def test_bound_is_that_of_the_time_of_the_events():
 
 
 def test_killed_rank_goes_on_with_the_rate_of_its_last_rounds():
-    rng = np.random.default_rng(6)
-    clocks = {rank: Clock.draw(rng) for rank in range(3)}
-    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+    rng, clocks, ranks = draw(6, 3)
     rows = np.concatenate(
         [
             sample(rng, clocks, [0, SECOND]),
@@ -118,27 +122,23 @@ def test_killed_rank_goes_on_with_the_rate_of_its_last_rounds():
     fits = fit_clocks(rows, ranks, spans_of(clocks, times[0], times[-1]))
     assert fits[1].hard_ns < 2_000
     assert fits[1].hard_ns < fits[2].hard_ns < 10_000
-    for rank in (1, 2):
-        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
+    check_bounds(fits, clocks, times)
 
 
 def test_rank_that_died_early_is_not_the_axis():
-    rng = np.random.default_rng(7)
-    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    rng, clocks, ranks = draw(7, 3)
     rows = np.concatenate([sample(rng, clocks, [0]), exchange(rng, clocks, 1, 2, 1, 3 * SECOND)])
-    fits = fit_clocks(rows, [rank_of(rank, clock) for rank, clock in clocks.items()])
+    fits = fit_clocks(rows, ranks)
     assert [fits[rank].method for rank in range(3)] == ["ping-pong", "reference", "ping-pong"]
 
 
 def test_missing_pair_is_bridged_by_the_others():
-    rng = np.random.default_rng(8)
-    clocks = {rank: Clock.draw(rng) for rank in range(4)}
+    rng, clocks, ranks = draw(8, 4)
     rows = sample(rng, clocks, [0, 3 * SECOND], pairs=[(0, 1), (1, 2), (2, 3)])
     times = np.linspace(0, 3, 100) * SECOND
-    fits = fit_clocks(rows, [rank_of(rank, clock) for rank, clock in clocks.items()], spans_of(clocks, 0, 3 * SECOND))
+    fits = fit_clocks(rows, ranks, spans_of(clocks, 0, 3 * SECOND))
     assert fits[1].hard_ns < fits[2].hard_ns < fits[3].hard_ns
-    for rank in (1, 2, 3):
-        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns
+    check_bounds(fits, clocks, times)
 
 
 @pytest.mark.parametrize(("late", "early"), [(1, 2), (2, 1)])
@@ -157,8 +157,7 @@ def test_a_rank_that_was_sampled_later_than_the_others(late, early):
     times = np.linspace(5, 7, 100) * SECOND
     ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
     fits = fit_clocks(rows, ranks, spans_of(clocks, times[0], times[-1]))
-    for rank in (1, 2):
-        assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() <= fits[rank].hard_ns < 2_000
+    check_bounds(fits, clocks, times, 2_000)
 
 
 def test_samples_of_ranks_that_are_not_here_are_left_out():
@@ -175,14 +174,13 @@ def test_samples_of_ranks_that_are_not_here_are_left_out():
 
 def test_a_pair_that_proves_little_has_no_say():
     """The way of one pair is a millisecond longer in one direction: its middle is half of that off."""
-    rng = np.random.default_rng(19)
-    clocks = {rank: Clock.draw(rng) for rank in range(3)}
+    rng, clocks, ranks = draw(19, 3)
     rows = sample(rng, clocks, [0, 3 * SECOND])
     slow = (rows["initiator"] == 0) & (rows["responder"] == 2)
     for column in ("t1", "t2", "t3"):
         rows[column][slow] += 1_000_000
     times = np.linspace(0, 3, 100) * SECOND
-    fits = fit_clocks(rows, [rank_of(rank, clock) for rank, clock in clocks.items()], spans_of(clocks, 0, 3 * SECOND))
+    fits = fit_clocks(rows, ranks, spans_of(clocks, 0, 3 * SECOND))
     for rank in (1, 2):
         assert np.abs(errors_ns(fits, clocks, 0, rank, times)).max() < 100
         assert fits[rank].sigma_ns < 500
@@ -226,40 +224,38 @@ def test_rank_without_samples_is_refused_by_name():
         fit_clocks(np.zeros(0, ROW), ranks)
 
 
-def test_contradictions_are_refused_and_name_the_pair():
-    rng = np.random.default_rng(12)
-    clocks = {rank: Clock.draw(rng) for rank in range(3)}
-    ranks = [rank_of(rank, clock) for rank, clock in clocks.items()]
+@pytest.mark.parametrize(
+    ("late_ns", "first", "said"),
+    [
+        (100_000, 150, r"ranks 1 and 2 in round 1 contradict each other"),
+        (20_000, 0, r"ranks \d and \d in round 1 contradict the way round over other ranks"),
+        (1_000_000, 0, r"ranks 1 and 2 drifted apart by -?\d+\.\d ppm between rounds 0 and 1"),
+    ],
+)
+def test_contradictions_are_refused_and_name_the_pair(late_ns, first, said):
+    """What rank 2 stamps for rank 1 in round 1 is late, from an exchange on."""
+    rng, clocks, ranks = draw(12, 3)
     rows = sample(rng, clocks, [0, 3 * SECOND], quiet=1.0)
     pair = (rows["initiator"] == 1) & (rows["responder"] == 2) & (rows["round_idx"] == 1)
+    for column in ("t1", "t2"):
+        rows[column][np.flatnonzero(pair)[first:]] += late_ns
+    with pytest.raises(BadInput, match=said):
+        fit_clocks(rows, ranks)
 
-    stepped = rows.copy()
-    stepped["t1"][np.flatnonzero(pair)[150:]] += 100_000
-    stepped["t2"][np.flatnonzero(pair)[150:]] += 100_000
-    with pytest.raises(BadInput, match=r"ranks 1 and 2 in round 1 contradict each other"):
-        fit_clocks(stepped, ranks)
 
-    around = rows.copy()
-    around["t1"][pair] += 20_000
-    around["t2"][pair] += 20_000
-    with pytest.raises(BadInput, match=r"ranks \d and \d in round 1 contradict the way round over other ranks"):
-        fit_clocks(around, ranks)
-
-    fast = rows.copy()
-    fast["t1"][pair] += 1_000_000
-    fast["t2"][pair] += 1_000_000
-    with pytest.raises(BadInput, match=r"ranks 1 and 2 drifted apart by -?\d+\.\d ppm between rounds 0 and 1"):
-        fit_clocks(fast, ranks)
-
-    backwards = rows.copy()
-    backwards["t3"][7] = backwards["t0"][7] - 1
-    with pytest.raises(BadInput, match="runs backwards"):
-        fit_clocks(backwards, ranks)
-
-    alone = rows.copy()
-    alone["responder"][7] = alone["initiator"][7]
-    with pytest.raises(BadInput, match="the dump is damaged"):
-        fit_clocks(alone, ranks)
+@pytest.mark.parametrize(
+    ("column", "damage", "said"),
+    [
+        ("t3", lambda row: row["t0"] - 1, "runs backwards"),
+        ("responder", lambda row: row["initiator"], "the dump is damaged"),
+    ],
+)
+def test_exchanges_that_cannot_be_are_refused(column, damage, said):
+    rng, clocks, ranks = draw(12, 3)
+    rows = sample(rng, clocks, [0])
+    rows[column][7] = damage(rows[7])
+    with pytest.raises(BadInput, match=said):
+        fit_clocks(rows, ranks)
 
 
 def host_brackets(rng, clock, rank, round_idx, start, wall_offset_ns, count=20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from opening import longest_waits
 from timelines import COPY, HOST, LAUNCH, WAIT, make_launch, make_rank, make_spans, make_timeline, timelines
-from trace_processor import TraceProcessor, assert_no_loss
+from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
 from tracekern.errors import BadInput
 from tracekern.export import labels
@@ -29,6 +30,7 @@ from tracekern.timeline.model import Flows, Marks, Problem, Spans, Timeline, Tra
 MARK = re.compile("^(longest wait|released it): .* · ")
 TRACES = Path(__file__).parent.parent / "traces"
 OURS = "s.category not in ('flow', 'problem') and s.category is not null"
+loaded_slices = functools.partial(slices_of, arguments="debug.", where=OURS)
 
 
 def load(timeline: Timeline, path: Path, **options: object) -> TraceProcessor:
@@ -47,20 +49,6 @@ def row_names(processor: TraceProcessor) -> dict[int, tuple[str, ...]]:
         return () if track_id is None else (*path(tracks[track_id][0]), tracks[track_id][1])
 
     return {track_id: path(track_id) for track_id in tracks}
-
-
-def loaded_slices(processor: TraceProcessor, time_shift: int = 0) -> dict[int, expected.Slice]:
-    """Slice id -> what the trace processor made of it."""
-    arguments: dict[int, list] = {}
-    for arg_set, key, int_value, text, kind in processor.query(
-        "select arg_set_id, key, int_value, string_value, value_type from args where key like 'debug.%'"
-    ):
-        value = text if kind == "string" else bool(int_value) if kind == "bool" else int_value
-        arguments.setdefault(arg_set, []).append((key.removeprefix("debug."), value))
-    return {
-        row[0]: (row[1], row[2] - time_shift, row[3], tuple(sorted(arguments.get(row[4], []))))
-        for row in processor.query(f"select id, name, ts, dur, arg_set_id from slice s where {OURS}")
-    }
 
 
 def row_of_track(timeline: Timeline, track_idx: int) -> tuple[str, ...]:

@@ -103,6 +103,14 @@ def flight(
         yield segment, gpu, RegionSets(segment, gpu, PLANS, 0, 32, recycles)
 
 
+def replay(gpu: LateGpu, sets: RegionSets, times: int) -> None:
+    """By a host that waits for each."""
+    for _ in range(times):
+        sets.lay_ready()
+        gpu.asked += 1
+        gpu.step()
+
+
 def replays_on_record(segment: SegmentWriter, path: Path) -> list[int]:
     """Counted from 1; checks that each holds its own records and no others."""
     write_dump(path, segment)
@@ -131,10 +139,7 @@ def test_the_last_replays_are_kept(tmp_path: Path):
 
 def test_without_a_flight_recorder_the_first_replays_are_kept(tmp_path: Path):
     with flight(num_sets=6, recycles=False) as (segment, gpu, sets):
-        for _ in range(20):
-            sets.lay_ready()
-            gpu.asked += 1
-            gpu.step()
+        replay(gpu, sets, 20)
         assert replays_on_record(segment, tmp_path / "dump") == gpu.recorded == [*range(1, 7)]
         assert sets.without_room == 20 - 6
 
@@ -156,9 +161,7 @@ def test_replays_leave_room_for_other_kernels(monkeypatch):
     with flight(num_sets=1000, recycles=False) as (segment, gpu, sets):
         reserved = [0]
         for _ in range(100):
-            sets.lay_ready()
-            gpu.asked += 1
-            gpu.step()
+            replay(gpu, sets, 1)
             reserved.append(int(segment.header["num_launches"]) // NUM_LAUNCHES)
         assert sorted(set(reserved)) == [0, 8, 24, 56, 88, 120], "batches of 8, 16, and then of 32"
 
@@ -167,10 +170,7 @@ def test_where_a_batch_is_cut_short_no_region_is_left_over(monkeypatch):
     """Of the first launches of a graph there were more regions than of the last, and replays ran unrecorded."""
     monkeypatch.setattr(segment_module, "_CARRY_BYTES", 10 * SET_BYTES)
     with flight(num_sets=200, recycles=False) as (segment, gpu, sets):
-        for _ in range(300):
-            sets.lay_ready()
-            gpu.asked += 1
-            gpu.step()
+        replay(gpu, sets, 300)
         assert sets.without_room
         assert int(segment.header["num_launches"]) // NUM_LAUNCHES == len(gpu.recorded)
 
@@ -178,10 +178,7 @@ def test_where_a_batch_is_cut_short_no_region_is_left_over(monkeypatch):
 def test_where_a_graph_finds_no_room_it_takes_none():
     with flight(num_sets=2, recycles=False) as (segment, gpu, sets):
         segment.reserve_regions(PLANS[0], 2)
-        for _ in range(5):
-            sets.lay_ready()
-            gpu.asked += 1
-            gpu.step()
+        replay(gpu, sets, 5)
         assert PLANS[0].region_bytes < segment.arena_room < SET_BYTES, "enough for one of its launches"
         assert sets.without_room == 4
 
@@ -226,10 +223,7 @@ def test_a_host_that_is_late_is_not_a_full_capture():
 
 def test_what_led_to_a_hang_is_kept_however_far_the_host_goes_on(tmp_path: Path):
     with flight(num_sets=8) as (segment, gpu, sets):
-        for _ in range(30):
-            sets.lay_ready()
-            gpu.asked += 1
-            gpu.step()
+        replay(gpu, sets, 30)
         for _ in range(100):
             sets.lay_ready()
             gpu.asked += 1
@@ -260,10 +254,7 @@ def test_no_replay_loses_its_regions_while_it_runs(tmp_path_factory, num_sets, s
 @pytest.mark.parametrize("num_sets", [1, 2, 3])
 def test_a_host_in_step_gets_its_replays_recorded_however_little_room_there_is(num_sets: int):
     with flight(num_sets) as (_, gpu, sets):
-        for _ in range(60):
-            sets.lay_ready()
-            gpu.asked += 1
-            gpu.step()
+        replay(gpu, sets, 60)
         assert len(gpu.recorded) >= (1 if num_sets == 1 else 20 * (num_sets - 1)), (
             "of one set the last is never through"
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from warm_command import warm_commands
 
-from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, metadata
+from tests.captures import EVENT_TABLE, CaptureSpec, fill_segment, metadata, removed_after
 from tests.kernels import run_kernel
 from tracekern.cli.output import suggest
 from tracekern.dump.reader import read_dump
@@ -70,6 +70,15 @@ def rank(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         remove_segment(name)
 
 
+@pytest.fixture
+def run_id(rank: tuple[subprocess.Popen[str], str]) -> str:
+    """The run of a rank that was killed in the middle of its capture."""
+    process, run_id = rank
+    process.kill()
+    process.wait()
+    return run_id
+
+
 def test_what_a_killed_rank_left_is_listed_and_saved(rank, tmp_path):
     process, run_id = rank
     refused = command(run_id)
@@ -100,10 +109,7 @@ def test_what_a_killed_rank_left_is_listed_and_saved(rank, tmp_path):
     assert "nothing of it is left on this machine" in again.stderr
 
 
-def test_it_is_saved_where_one_asks_for(rank, tmp_path):
-    process, run_id = rank
-    process.kill()
-    process.wait()
+def test_it_is_saved_where_one_asks_for(run_id, tmp_path):
     told = json.loads(command(run_id, "-o", str(tmp_path / "other"), "--json").stdout)
     assert told == {"run_id": run_id, "ranks": [0], "captures": [str(tmp_path / "other")]}
     assert load(tmp_path / "other").ranks[0].state == "salvaged"
@@ -136,14 +142,9 @@ def test_who_reads_an_unfinished_capture_is_told_where_the_rest_is(rank, tmp_pat
     assert told().endswith(f"{rest}save them: {suggest('salvage', run_id)}\n")
 
 
-def test_beside_what_is_there_the_rest_is_a_note(rank, tmp_path):
-    process, run_id = rank
-    process.kill()
-    process.wait()
-    closed = fill_segment(CaptureSpec(num_ranks=2, run_id=run_id), 1)
-    write_dump(tmp_path / "capture" / "rank_00001.tkdump", closed)
-    closed.unlink()
-    closed.close()
+def test_beside_what_is_there_the_rest_is_a_note(run_id, tmp_path):
+    with removed_after(fill_segment(CaptureSpec(num_ranks=2, run_id=run_id), 1)) as closed:
+        write_dump(tmp_path / "capture" / "rank_00001.tkdump", closed)
     for path in (tmp_path / "capture", tmp_path / "capture" / "rank_00001.tkdump"):
         done = warm_commands().run("info", path)
         assert done.returncode == 0
@@ -191,10 +192,7 @@ def test_the_next_run_names_what_dead_ranks_left(rank):
     assert list_segments(run_id), "naming it removes nothing"
 
 
-def test_what_cannot_be_saved_is_still_there(rank, tmp_path):
-    process, run_id = rank
-    process.kill()
-    process.wait()
+def test_what_cannot_be_saved_is_still_there(run_id, tmp_path):
     (tmp_path / "file").write_text("")
     failed = command(run_id, "-o", str(tmp_path / "file"))
     assert (failed.returncode, failed.stdout) == (2, "")
@@ -202,11 +200,8 @@ def test_what_cannot_be_saved_is_still_there(rank, tmp_path):
     assert command(run_id).returncode == 0
 
 
-def test_a_capture_made_since_is_not_overwritten(rank, tmp_path):
+def test_a_capture_made_since_is_not_overwritten(run_id, tmp_path):
     """As where torchrun starts ranks again, which capture into the same directory."""
-    process, run_id = rank
-    process.kill()
-    process.wait()
     with keeping(run_id), capture(tmp_path / "capture", device="cpu", max_bytes=1 << 20) as again:
         pass
     refused = command(run_id)
@@ -217,10 +212,7 @@ def test_a_capture_made_since_is_not_overwritten(rank, tmp_path):
     assert run_in(tmp_path / "other") == run_id
 
 
-def test_a_run_is_one_line_and_saved_when_its_last_rank_has_ended(rank, tmp_path):
-    process, run_id = rank
-    process.kill()
-    process.wait()
+def test_a_run_is_one_line_and_saved_when_its_last_rank_has_ended(run_id, tmp_path):
     other = SegmentWriter.create(
         run_id, 1, metadata(CaptureSpec(run_id=run_id), 1) | {"directory": str(tmp_path)}, 1 << 16
     )
@@ -234,18 +226,14 @@ def test_a_run_is_one_line_and_saved_when_its_last_rank_has_ended(rank, tmp_path
     assert f"salvage {run_id}" in command().stderr
 
 
-def test_a_rank_with_two_captures_is_one_rank(rank, tmp_path):
-    process, run_id = rank
-    process.kill()
-    process.wait()
+def test_a_rank_with_two_captures_is_one_rank(run_id, tmp_path):
     about = metadata(CaptureSpec(run_id=f"{run_id}.1"), 0) | {"directory": str(tmp_path / "second")}
     SegmentWriter.create(f"{run_id}.1", 0, about, 1 << 16).close()
     told = json.loads(command(run_id, "--json").stdout)
     assert told == {"run_id": run_id, "ranks": [0], "captures": [str(tmp_path / "capture"), str(tmp_path / "second")]}
 
 
-def test_a_damaged_segment_hides_no_other(rank, tmp_path):
-    _, run_id = rank
+def test_a_damaged_segment_hides_no_other(run_id):
     damaged = SHM_DIR / f"tracekern-{run_id}.1-0"
     damaged.write_bytes((SHM_DIR / f"tracekern-{run_id}-0").read_bytes().replace(b'{"run_id"', b'!"run_id"'))
     assert [row["run_id"] for row in json.loads(command("--json").stdout)["leftovers"]].count(run_id) == 1
@@ -317,11 +305,9 @@ def test_a_rank_that_had_closed_comes_along(tmp_path, num_ranks):
     """Rank 1 was killed; of rank 2 nothing is left."""
     run, own = f"along-{uuid.uuid4().hex}", tmp_path / "capture"
     spec = CaptureSpec(num_ranks=num_ranks, run_id=run, directory=str(own), killed_rank=1)
-    closed = fill_segment(spec, 0)
-    write_dump(own / "rank_00000.tkdump", closed)
+    with removed_after(fill_segment(spec, 0)) as closed:
+        write_dump(own / "rank_00000.tkdump", closed)
     (own / "rank_00000.torch.json.gz").write_bytes(b"profile")
-    closed.unlink()
-    closed.close()
     leave_segment(spec, 1)
     saved = command(run, "-o", str(tmp_path / "other"))
     assert saved.returncode == 0, saved.stderr

@@ -65,17 +65,24 @@ def ask_for(schedule: SamplingSchedule, launches: int) -> list[bool]:
     return [schedule.before_launch() for _ in range(launches)]
 
 
+@contextlib.contextmanager
+def samples_with_others(schedule: SamplingSchedule) -> Iterator[None]:
+    """Its rank stands before a launch meanwhile, and then samples."""
+    answers: list[bool] = []
+    waits = threading.Thread(target=lambda: answers.extend(ask_for(schedule, 1)))
+    waits.start()
+    yield
+    waits.join()
+    assert answers == [True]
+
+
 def test_they_sample_before_a_launch_that_all_stand_ready_for(segments: list[SegmentWriter]):
     leader, follower = schedules(segments)
     leader.postpone(1000)
     assert ask_for(leader, 4) == ask_for(follower, 4) == [False] * 4, "not due"
     leader.postpone(0)
-    answers: list[bool] = []
-    waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
-    waits.start()
-    assert ask_for(leader, 1) == [True]
-    waits.join()
-    assert answers == [True]
+    with samples_with_others(follower):
+        assert ask_for(leader, 1) == [True]
     assert segments[1].header["ready_launch"] == 0
 
 
@@ -84,14 +91,10 @@ def test_who_is_further_waits_for_rank_0_to_come_there(segments: list[SegmentWri
     leader.postpone(1000)
     ask_for(follower, 4)
     leader.postpone(0)
-    answers: list[bool] = []
-    waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
-    waits.start()
-    while segments[1].header["ready_launch"] != 5:
-        time.sleep(0.001)
-    assert ask_for(leader, 5) == [False] * 4 + [True]
-    waits.join()
-    assert answers == [True]
+    with samples_with_others(follower):
+        while segments[1].header["ready_launch"] != 5:
+            time.sleep(0.001)
+        assert ask_for(leader, 5) == [False] * 4 + [True]
 
 
 def test_nobody_samples_where_one_does_not_come(segments: list[SegmentWriter], monkeypatch):
@@ -115,31 +118,23 @@ def test_who_waited_in_vain_for_rank_0_does_not_at_once_wait_again(segments: lis
 
 def test_rank_0_waits_for_all_of_them():
     with ranks_segments(3) as segments:
-        answers: list[bool] = []
-        leader = threading.Thread(target=lambda: answers.extend(ask_for(schedules(segments)[0], 1)))
         segments[1].header["ready_launch"] = 1
-        leader.start()
-        time.sleep(0.1)
-        segments[2].header["ready_launch"] = 1
-        leader.join()
-        assert answers == [True]
+        with samples_with_others(schedules(segments)[0]):
+            time.sleep(0.1)
+            segments[2].header["ready_launch"] = 1
 
 
 def test_what_rank_0_says_as_one_gives_up_counts(segments: list[SegmentWriter], monkeypatch):
     """It had looked just before; it samples, and would wait for that rank."""
     soon(monkeypatch, "_FOLLOWER_WAITS_S")
     _, follower = schedules(segments)
-    answers: list[bool] = []
     segments[0].header["ready_launch"] = 1
     segments[1].header["ready_launch"] = 7  # so that 0 is its own word
-    waits = threading.Thread(target=lambda: answers.extend(ask_for(follower, 1)))
-    waits.start()
-    while segments[1].header["ready_launch"] != 0:
-        time.sleep(0.001)
-    time.sleep(0.3)  # rank 0 stands still
-    segments[0].header["decision"] = 1 << 32 | 1
-    waits.join()
-    assert answers == [True]
+    with samples_with_others(follower):
+        while segments[1].header["ready_launch"] != 0:
+            time.sleep(0.001)
+        time.sleep(0.3)  # rank 0 stands still
+        segments[0].header["decision"] = 1 << 32 | 1
 
 
 def test_a_rank_that_reads_late_what_rank_0_said_samples_with_it(segments: list[SegmentWriter]):

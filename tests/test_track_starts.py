@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,15 @@ def launch(session: Capture) -> int:
     return session.launch("barrier", grid=1, warps=1, events=_core.barrier_event_table()).descriptor
 
 
+@contextlib.contextmanager
+def one_launch(directory: Path, ranks: list[_core.CpuCommunicator], recorded: str) -> Iterator[int]:
+    """Its descriptor, while the capture is open."""
+    with capture(directory, **FORMATS[recorded]) as session:
+        for _ in range(LAUNCHES_BEFORE.get(recorded, 0)):
+            barrier(ranks, launch(session), 0)
+        yield launch(session)
+
+
 def shared(directory: Path) -> list[str]:
     return [problem.text for problem in load(directory).problems if problem.kind == "shared_tracks"]
 
@@ -58,10 +69,7 @@ def shared(directory: Path) -> list[str]:
 @pytest.mark.parametrize("times", [1, 2, 10])
 def test_launches_in_succession_with_one_descriptor_are_told(tmp_path: Path, ranks, recorded: str, times: int):
     """What the last launch records covers all that the first did: the region itself shows one writer."""
-    with capture(tmp_path, **FORMATS[recorded]) as session:
-        for _ in range(LAUNCHES_BEFORE.get(recorded, 0)):
-            barrier(ranks, launch(session), 0)
-        descriptor = launch(session)
+    with one_launch(tmp_path, ranks, recorded) as descriptor:
         for _ in range(times):
             barrier(ranks, descriptor, 0)
     told = shared(tmp_path)
@@ -72,10 +80,7 @@ def test_launches_in_succession_with_one_descriptor_are_told(tmp_path: Path, ran
 
 @pytest.mark.parametrize("recorded", FORMATS)
 def test_launches_at_the_same_time_with_one_descriptor_are_told(tmp_path: Path, ranks, recorded: str):
-    with capture(tmp_path, **FORMATS[recorded]) as session:
-        for _ in range(LAUNCHES_BEFORE.get(recorded, 0)):
-            barrier(ranks, launch(session), 0)
-        descriptor = launch(session)
+    with one_launch(tmp_path, ranks, recorded) as descriptor:
         barrier(ranks, descriptor, descriptor)
     assert len(shared(tmp_path)) == 1
 
@@ -90,10 +95,7 @@ def test_launches_at_the_same_time_with_their_own_descriptors_are_not(tmp_path: 
 
 @pytest.mark.parametrize("recorded", ["span", "ring", "recycled"])
 def test_a_second_launch_that_hangs_is_told_by_what_the_first_left(tmp_path: Path, ranks, recorded: str):
-    with capture(tmp_path, **FORMATS[recorded]) as session:
-        for _ in range(LAUNCHES_BEFORE.get(recorded, 0)):
-            barrier(ranks, launch(session), 0)
-        descriptor = launch(session)
+    with one_launch(tmp_path, ranks, recorded) as descriptor:
         barrier(ranks, descriptor, 0)
         TrackWriter(descriptor, 0, 0).begin(1)
     assert len(shared(tmp_path)) == 1

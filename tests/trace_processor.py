@@ -294,3 +294,19 @@ def _cells(batch: bytes) -> list[Any]:
         CELL_BLOB: iter(blobs),
     }
     return [None if cell == CELL_NULL else next(values[cell]) for cell in types]
+
+
+def slices_of(
+    processor: TraceProcessor, time_shift: int = 0, *, arguments: str, where: str
+) -> dict[int, tuple[str, int, int, tuple[tuple[str, Any], ...]]]:
+    """Slice id -> (name, start, duration, arguments) of those `where`; arguments: how the names of theirs begin."""
+    of_set: dict[int, list[tuple[str, Any]]] = {}
+    for arg_set, key, int_value, text, kind in processor.query(
+        f"select arg_set_id, key, int_value, string_value, value_type from args where key like '{arguments}%'"
+    ):
+        value = text if kind == "string" else bool(int_value) if kind == "bool" else int_value
+        of_set.setdefault(arg_set, []).append((key.removeprefix(arguments), value))
+    return {
+        row[0]: (row[1], row[2] - time_shift, row[3], tuple(sorted(of_set.get(row[4], []))))
+        for row in processor.query(f"select id, name, ts, dur, arg_set_id from slice s where {where}")
+    }
