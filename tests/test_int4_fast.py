@@ -16,6 +16,7 @@ from int4_experts import (
     instructions,
     offsets_of,
 )
+from low_latency_check import same_bits
 
 import tracekern
 from tracekern.moe.gemm import PreparedWeights, fused_moe_apply, k2, k4, permute, prepare_weights, unpack, unpermute
@@ -66,10 +67,6 @@ def ready(words: torch.Tensor, place: tuple[str, str]) -> PreparedWeights:
     weights = prepare_weights(words.to(place[0]), place[1])
     assert weights.staging == place[1]
     return weights
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.int16), other.view(torch.int16))
 
 
 def check_bits(stage: str, counts: list[int], channels: int, outputs: int, place: tuple[str, str]) -> None:

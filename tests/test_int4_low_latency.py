@@ -7,11 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from int4_experts import MAX_INSTRUCTIONS, draw_words, instructions, recorded_ring_tiles, ring_tiles
+from low_latency_check import same_bits
 
 import tracekern
 from tracekern.comm.group import Group
@@ -59,10 +61,6 @@ def on_one_device(batch: Batch, dtype: str) -> torch.Tensor:
     assert 4 * per_call <= MAX_INSTRUCTIONS  # two calls, a reference, and a token tile more for each expert
     x = dequantise(*cast_to_fp8(batch.x)) if dtype == "fp8" else batch.x
     return fused_moe_apply(x, batch.topk_idx, batch.topk_weights, experts.w13, experts.w2)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.view(torch.int16), other.view(torch.int16))
 
 
 @contextlib.contextmanager
@@ -198,33 +196,29 @@ def test_what_no_kernel_can_use_is_refused_in_one_line(pools):
 # ---- a rank that gives up ----
 
 
-def give_up_before_k2(group: Group, dtype: str, directory: str) -> tuple[str, bool]:
-    """Rank 1 gives up on the results of rank 0, whose K2 begins after that. (cause, whether calls after a reset are)"""
-    gave_up = Path(directory) / "gave_up"
-    experts, batch = draw_experts(), draw(group.rank)
-    pipeline = LowLatencyPipeline(
-        group, shape_of(group), dispatch_dtype=DISPATCH_DTYPES.index(dtype) + 1, timeout_s=1.0
-    )
+def give_up_before_k2(pipeline: Any, call: tuple[Any, ...], stage: str, directory: str) -> str:
+    """Rank 1 gives up on the results of rank 0, whose K2 begins behind `stage` and after that. Resets; the cause."""
+    gave_up, rank = Path(directory) / "gave_up", pipeline.comm.group.rank
 
-    def wait_for_rank_1(stage: str) -> None:
-        while group.rank == 0 and stage == "tiles" and not gave_up.exists():
+    def wait_for_rank_1(done: str) -> None:
+        while rank == 0 and done == stage and not gave_up.exists():
             time.sleep(0.01)
 
     with tracekern.capture(Path(directory) / "capture", device=pipeline.comm.device) as capture:
         with pytest.raises(CommTimeout) as lost:
-            pipeline(
-                batch.x,
-                batch.topk_idx,
-                batch.topk_weights,
-                experts,
-                capture=capture,
-                after_stage=wait_for_rank_1,
-            )
-        if group.rank == 1:
+            pipeline(*call, capture=capture, after_stage=wait_for_rank_1)
+        if rank == 1:
             gave_up.touch()
     pipeline.reset()
-    out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
-    return str(lost.value.fault["cause"]), same_bits(out, on_one_device(batch, dtype))
+    return str(lost.value.fault["cause"])
+
+
+def give_up_and_call_again(group: Group, dtype: str, directory: str) -> tuple[str, bool]:
+    batch, kind = draw(group.rank), DISPATCH_DTYPES.index(dtype) + 1
+    pipeline = LowLatencyPipeline(group, shape_of(group), dispatch_dtype=kind, timeout_s=1.0)
+    call = batch.x, batch.topk_idx, batch.topk_weights, draw_experts()
+    cause = give_up_before_k2(pipeline, call, "tiles", directory)
+    return cause, same_bits(pipeline(*call), on_one_device(batch, dtype))
 
 
 def assert_nothing_is_stored_of_rank_0(timeline: Timeline) -> None:
@@ -240,7 +234,7 @@ def assert_nothing_is_stored_of_rank_0(timeline: Timeline) -> None:
 
 @DTYPES
 def test_k2_and_k4_return_at_once_after_another_rank_gave_up(pools, tmp_path: Path, dtype):
-    assert pools(2).call(give_up_before_k2, dtype, str(tmp_path)) == [("peer_aborted", True), ("timeout", True)]
+    assert pools(2).call(give_up_and_call_again, dtype, str(tmp_path)) == [("peer_aborted", True), ("timeout", True)]
     timeline = tracekern.load(tmp_path / "capture")
     assert_nothing_is_stored_of_rank_0(timeline)
     assert {"k2", "k4", "combine"} <= {launch.name for launch in timeline.launches if launch.rank == 0}

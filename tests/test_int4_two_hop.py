@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from int4_experts import MAX_INSTRUCTIONS, instructions, recorded_ring_tiles
+from low_latency_check import same_bits
 from test_int4_low_latency import (
     EXPERTS,
     HIDDEN,
@@ -17,8 +17,8 @@ from test_int4_low_latency import (
     TOPK,
     assert_nothing_is_stored_of_rank_0,
     draw_experts,
+    give_up_before_k2,
     poisoned_memory,
-    same_bits,
     tiles_of,
 )
 from test_int4_low_latency import draw as draw_batch
@@ -26,7 +26,7 @@ from two_hop_check import make_buffer
 
 import tracekern
 from tracekern.comm.group import Group
-from tracekern.errors import BadInput, CommTimeout
+from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import Int4Experts
 from tracekern.moe.gemm.kernels import FACTS, layer_stages
@@ -174,28 +174,15 @@ def test_what_no_kernel_can_use_is_refused_in_one_line(pools):
 # ---- a rank that gives up ----
 
 
-def give_up_before_k2(group: Group, directory: str) -> tuple[str, int]:
-    """Rank 1 gives up on the rows of rank 0, whose K2 begins after that. (cause, wrong elements after a reset)"""
-    gave_up = Path(directory) / "gave_up"
-    experts, batch = draw_experts(), draw(group.rank)
-    pipeline = make_pipeline(group, 1, timeout_s=1.0)
-    call = batch.x, batch.topk_idx, batch.topk_weights, experts
-
-    def wait_for_rank_1(stage: str) -> None:
-        while group.rank == 0 and stage == "permute" and not gave_up.exists():
-            time.sleep(0.01)
-
-    with tracekern.capture(Path(directory) / "capture", device=pipeline.comm.device) as capture:
-        with pytest.raises(CommTimeout) as lost:
-            pipeline(*call, capture=capture, after_stage=wait_for_rank_1)
-        if group.rank == 1:
-            gave_up.touch()
-    pipeline.reset()
-    return str(lost.value.fault["cause"]), wrong_of(pipeline, pipeline(*call))
+def give_up_and_call_again(group: Group, directory: str) -> tuple[str, int]:
+    batch, pipeline = draw(group.rank), make_pipeline(group, 1, timeout_s=1.0)
+    call = batch.x, batch.topk_idx, batch.topk_weights, draw_experts()
+    cause = give_up_before_k2(pipeline, call, "permute", directory)
+    return cause, wrong_of(pipeline, pipeline(*call))
 
 
 def test_k2_and_k4_return_at_once_after_another_rank_gave_up(pools, tmp_path: Path):
-    assert pools(2).call(give_up_before_k2, str(tmp_path)) == [("peer_aborted", 0), ("timeout", 0)]
+    assert pools(2).call(give_up_and_call_again, str(tmp_path)) == [("peer_aborted", 0), ("timeout", 0)]
     timeline = tracekern.load(tmp_path / "capture")
     assert_nothing_is_stored_of_rank_0(timeline)
 
