@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scenarios import Scenario, exchange, rows_of, with_clocks
+from scenarios import exchange, with_clocks
 from simulator import (
     Case,
     Drain,
@@ -300,27 +300,6 @@ def test_a_window_has_no_cost():
     lines = {line.word: line.text for line in headlines(found)}
     assert lines["part"] == f"all numbers are of the window from {duration(last // 2)} to {duration(last)}"
     assert "part" not in lines_of(timeline)
-
-
-def test_ranks_that_waited_for_each_other_before_either_sent_have_no_cost():
-    """By clocks that are wrong: each waits, in its stamps, for what the other sends after that."""
-    run = Scenario(2)
-    run.launch("dispatch")
-    for rank in run.ranks:
-        run.work(rank, 1_000)
-        run.signal(rank, 1 - rank)
-    for rank in run.ranks:
-        run.wait(rank, 1 - rank)
-    timeline = run.timeline()
-    spans, row = timeline.spans, {name: rows_of(timeline, name) for name in ("signal_token", "wait_token")}
-    start, end = spans.start.copy(), spans.end.copy()
-    start[row["wait_token"]], end[row["wait_token"]] = start[row["signal_token"]] - 50, start[row["signal_token"]] - 40
-    order = np.lexsort((start, spans.track))
-    place = np.argsort(order)
-    swapped = dataclasses.replace(spans, start=start, end=end).take(order)
-    flows = Flows(place[timeline.flows.signal], place[timeline.flows.wait])
-    answer = analyze(timeline.replace(spans=swapped, flows=flows)).answer
-    assert answer.note == "by the ranks' clocks, signals were waited for before they were sent"
 
 
 def test_clocks_that_contradict_messages_make_a_verdict_doubtful_and_name_no_link():
