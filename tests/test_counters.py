@@ -77,12 +77,6 @@ def test_nothing_is_in_flight_between_clocks_that_are_not_aligned():
     assert [(counter.rank, counter.name) for counter in found] == [(0, "stalled warps"), (1, "stalled warps")]
 
 
-def test_nested_and_endless_waits():
-    rows = [(2, WAIT, 0, 100, 200, 0, 0), (2, WAIT, 0, 120, 150, 0, 0), (3, WAIT, 0, 130, OPEN_END, 0, 0)]
-    (counter,) = count_events(make_timeline(1, spans=make_spans(rows), flows=Flows()))
-    assert (counter.time.tolist(), counter.value.tolist()) == ([100, 130, 200], [1, 2, 1])
-
-
 def test_endless_waits_beside_a_clock_that_is_years_ahead():
     rows = [(track, WAIT, 0, 100 + track, OPEN_END, 0, 0) for track in range(2, 18)]
     rows += [(20, WAIT, 0, 10**18, 10**18 + 5, 0, 0)]

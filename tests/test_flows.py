@@ -388,14 +388,6 @@ def test_waits_of_several_warps_meet_the_first_of_signals_that_say_the_same():
     assert [problem.kind for problem in problems] == ["unmatched_wait"]
 
 
-def test_a_warp_that_waits_as_often_as_a_key_is_signalled_takes_them_in_turn():
-    rounds = [End(is_signal, is_signal ^ 1, is_signal, 0, 1, at, at + 10) for at in (0, 50) for is_signal in (1, 0)]
-    timeline, _ = build(rounds, ChannelKind.DATA)
-    flows, problems = join_flows(timeline)
-    assert problems == ()
-    assert timeline.spans.start[flows.signal].tolist() == timeline.spans.start[flows.wait].tolist() == [0, 50]
-
-
 @pytest.mark.parametrize("kind", [ChannelKind.CREDIT, ChannelKind.COUNT])
 @pytest.mark.parametrize("initial", [0, 4])
 def test_a_wait_for_what_was_there_from_the_start_meets_no_signal(kind: ChannelKind, initial: int):

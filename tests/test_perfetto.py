@@ -102,34 +102,6 @@ def test_spans_that_overlap_in_part_go_to_lanes(tmp_path: Path):
     assert sorted(rows) == [("block 000", 0), ("block 000", 10), ("block 000 (lane 2)", 5), ("block 000 (lane 3)", 8)]
 
 
-def test_open_spans_reach_the_end_and_say_so(tmp_path: Path):
-    spans = make_spans([(2, WAIT, 0, 100, -1, 3, 99), (3, COPY, 0, 0, 700, 0, 0)])
-    processor = check_picture(make_timeline(spans=spans, flows=Flows()), tmp_path / "trace.pftrace")
-    assert processor.query("select ts, dur from slice where name = 'wait_token'") == [(100, 600)]
-    keys = {
-        row[0]
-        for row in processor.query("select key from args join slice using (arg_set_id) where name = 'wait_token'")
-    }
-    assert keys == {
-        "debug.begin_peer",
-        "debug.slot",
-        "debug.launch",
-        "debug.epoch",
-        "debug.open",
-    }  # no end field: it is not known
-
-
-def test_open_span_does_not_swallow_the_next_launch(tmp_path: Path):
-    launches = (make_launch(0), make_launch(0, sequence=1))
-    spans = make_spans([(2, COPY, 0, 100, -1, 0, 0), (2, COPY, 1, 500, 700, 0, 0)])
-    timeline = make_timeline(1, launches=launches, spans=spans, flows=Flows())
-    processor = check_picture(timeline, tmp_path / "trace.pftrace")
-    assert processor.query("select ts, dur, depth from slice where name = 'copy_token' order by ts") == [
-        (100, 400, 0),
-        (500, 200, 0),
-    ]
-
-
 def test_problems_of_a_rank_do_not_stand_on_each_other(tmp_path: Path):
     problems = tuple(Problem("note", "unmatched_wait", 1, -1, f"rank 1: {number} waits") for number in range(5))
     processor = load(make_timeline(problems=problems), tmp_path / "trace.pftrace")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import expected
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,12 +121,3 @@ def test_empty_window(window: tuple[int, int]):
 def test_nothing_asked_is_everything():
     timeline = make_timeline()
     assert select(timeline) is timeline
-
-
-def test_a_span_that_reaches_in_is_kept_whole():
-    timeline = make_timeline(
-        spans=make_spans([(2, COPY, 0, 0, 100, 0, 0), (2, COPY, 0, 200, 300, 0, 0)]), flows=Flows()
-    )
-    part = select(timeline, window=(90, 150))
-    assert expected.span_slice(part, 0)[1:3] == (0, 100)
-    assert np.array_equal(part.spans.start, [0])
