@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from timelines import COPY, make_rank, make_spans, make_timeline, timelines
 from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
-from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.formats.chrome import _json, write_chrome
 from tracekern.timeline.counters import count_events
@@ -173,12 +172,6 @@ def test_the_file_tells_about_itself(tmp_path: Path):
     assert trace["metadata"]["title"] == "tracekern: UNALIGNED moe dispatch"
     assert trace["metadata"]["run_id"] == "run-17"
     assert any("UNALIGNED" in event["name"] for event in trace["traceEvents"])
-
-
-def test_ticks_are_refused_and_nothing_is_left(tmp_path: Path):
-    with pytest.raises(BadInput, match="ticks"):
-        write_chrome(make_timeline(unit="ticks"), tmp_path / "trace.json")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_counters_belong_to_their_rank(tmp_path: Path):

@@ -162,7 +162,6 @@ def test_version(command_line):
         ("scipy", ("report", "CAPTURE")),
         ("pyarrow", ("export", "CAPTURE", "-o", "out.parquet")),
         ("plotly", ("report", "CAPTURE", "-o", "out.html")),
-        ("junitparser", ("check", "CAPTURE", "--max", "wait_token.p99=1s", "--junit", "out.xml")),
     ],
 )
 def test_where_a_package_is_missing_it_says_what_to_install(capture, tmp_path, missing, arguments):
@@ -305,19 +304,6 @@ def test_export_picks_format_ranks_and_window(command_line, capture, tmp_path):
     some = [event for event in perfetto_json(part) if event["ph"] == "X"]
     assert 0 < len(some) < len(spans)
     assert len({event["pid"] for event in spans} - {event["pid"] for event in some}) == 1  # rank 1
-
-
-def test_export_to_parquet(command_line, capture, tmp_path):
-    polars = pytest.importorskip("polars")
-    said = json.loads(command_line("export", capture, "-o", tmp_path / "t.parquet", "--json").stdout)
-    table = polars.read_parquet(tmp_path / "t.parquet")
-    assert len(table) == said["spans"] + said["marks"]
-
-
-def test_strict_refuses_losses_and_writes_nothing(command_line, lossy, tmp_path):
-    refused(command_line("merge", lossy, "-o", tmp_path / "t.pftrace", "--strict"), "merge without --strict")
-    assert list(tmp_path.iterdir()) == []
-    assert command_line("merge", lossy, "-o", tmp_path / "t.pftrace").returncode == 0
 
 
 def test_missing_ranks_are_left_out_where_one_asks_for_that(command_line, capture, tmp_path):

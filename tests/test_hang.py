@@ -41,6 +41,7 @@ from tracekern.timeline.model import (
     EventClass,
     EventType,
     Field,
+    Flows,
     Spans,
     Timeline,
     TrackKind,
@@ -67,7 +68,7 @@ def timeline_of(open_spans: list[Row], num_ranks: int = 4, last_end: int = 9_000
     return make_timeline(num_ranks).replace(
         tracks=tracks,
         spans=make_spans(rows),
-        flows=type(make_timeline().flows)(),
+        flows=Flows(),
         launches=tuple(make_launch(rank) for rank in range(num_ranks)),
         ranks=tuple(make_rank(rank) for rank in range(num_ranks)),
     )
@@ -261,6 +262,8 @@ def test_where_all_waits_ended_there_is_no_hang():
     assert find_hang(make_timeline()) is None
     assert line_of(make_timeline()) is None
     assert find_hang(timeline_of([(0, COPY, 1, 5_000)])) is None
+    empty = make_timeline().spans.take(np.zeros(0, np.int64))
+    assert find_hang(make_timeline(spans=empty, launches=(), flows=Flows())) is None
 
 
 def test_the_rank_that_all_others_wait_for_is_described():
@@ -418,11 +421,6 @@ def test_clocks_that_were_not_aligned_are_never_mixed():
     is_open = drawing.timeline.spans.end == OPEN_END
     assert (drawing.draw_end - drawing.timeline.spans.start)[is_open].tolist() == [7_000, 8_000]
     assert find_hang(timeline.replace(spans=spans)) == hang
-
-
-def test_an_empty_timeline_is_no_hang():
-    spans = make_timeline().spans.take(np.zeros(0, np.int64))
-    assert find_hang(make_timeline().replace(spans=spans, launches=(), flows=type(make_timeline().flows)())) is None
 
 
 def test_a_rank_in_work_that_never_ended_runs_a_kernel():

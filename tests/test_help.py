@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import typer
-import typer.core
 from rich.text import Text
+from test_front_door import commands_of
 from typer.testing import CliRunner
 
 from tracekern.cli.app import app
@@ -38,18 +38,10 @@ def test_help_texts_are_the_same_with_markup_and_without():
         assert Text.from_markup(text).plain == text, name
 
 
-def single_commands(group, *words: str) -> Iterator[tuple[tuple[str, ...], typer.core.TyperCommand]]:
-    for name, entry in entries(group):
-        if hasattr(entry, "commands"):
-            yield from single_commands(entry, *words, name)
-        else:
-            yield (*words, name), entry
-
-
 @pytest.mark.parametrize("columns", [60, 79, 80])
 def test_help_shows_the_names_of_options_whole(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    commands = dict(single_commands(typer.main.get_command(app)))
+    commands = commands_of(typer.main.get_command(app))
     assert ("run", "moe") in commands
     for words, command in commands.items():
         shown = CliRunner().invoke(app, [*words, "--help"]).stdout
@@ -60,7 +52,7 @@ def test_help_shows_the_names_of_options_whole(columns, monkeypatch):
 
 def test_the_example_of_check_works_from_nothing(tmp_path):
     """It makes its own capture, of the name that the examples of other commands read."""
-    commands = dict(single_commands(typer.main.get_command(app)))
+    commands = commands_of(typer.main.get_command(app))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
     for name in ("check", "report"):
         example = commands[name,].epilog.removeprefix("Example: ")

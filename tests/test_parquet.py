@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from timelines import HOST, HOST_NAMES, LAUNCH, WAIT, make_timeline, timelines
 
-from tracekern.errors import BadInput
 from tracekern.export.formats.parquet import _COLUMNS, write_parquet
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline
 
@@ -146,9 +145,3 @@ def test_an_empty_timeline_keeps_its_columns(tmp_path: Path):
     empty = timeline.replace(spans=timeline.spans.take(nothing), flows=type(timeline.flows)())
     assert load(empty, tmp_path / "trace.parquet") == []
     assert "peer" in pyarrow.parquet.read_schema(tmp_path / "trace.parquet").names
-
-
-def test_ticks_are_refused(tmp_path: Path):
-    with pytest.raises(BadInput, match="ticks"):
-        write_parquet(make_timeline(unit="ticks"), tmp_path / "trace.parquet")
-    assert list(tmp_path.iterdir()) == []

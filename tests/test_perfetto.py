@@ -253,21 +253,6 @@ def test_backward_flow_is_counted_not_drawn(tmp_path: Path):
     assert_no_loss(TraceProcessor(path))
 
 
-def test_block_detail_keeps_the_first_warp_of_each_role_and_tells(tmp_path: Path):
-    timeline = make_timeline()
-    tracks = tuple(
-        track if track.warp <= 0 else track.__class__(**{**vars(track), "role": ""}) for track in timeline.tracks
-    )
-    path = tmp_path / "trace.pftrace"
-    stats = write_perfetto(timeline.replace(tracks=tracks), path, tracks="block")
-    processor = TraceProcessor(path)
-    assert_no_loss(processor)
-    assert stats.spans_left_out == 12  # 2 ranks x 2 blocks x 1 warp x 3 spans
-    assert stats.flows_left_out == 4
-    assert processor.scalar(f"select count(*) from slice s where {OURS}") == len(timeline.spans) - 12
-    assert "12 spans of other warps left out" in processor.scalar("select name from slice where category is null")
-
-
 def test_launch_overlapping_streams_get_rows_of_their_own(tmp_path: Path):
     timeline = make_timeline(1)
     tracks = (*timeline.tracks, timeline.tracks[0].__class__(0, TrackKind.LAUNCH, "kernels stream 1", stream=1))
@@ -286,12 +271,6 @@ def test_gzip_is_one_plain_member(tmp_path: Path):
     write_perfetto(timeline, tmp_path / "a.pftrace.gz")
     write_perfetto(timeline, tmp_path / "a.pftrace")
     assert gzip.decompress((tmp_path / "a.pftrace.gz").read_bytes()) == (tmp_path / "a.pftrace").read_bytes()
-
-
-def test_ticks_are_refused_and_nothing_is_left(tmp_path: Path):
-    with pytest.raises(BadInput, match="ticks"):
-        write_perfetto(make_timeline(unit="ticks"), tmp_path / "trace.pftrace")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_directory_is_one_line(tmp_path: Path):

@@ -84,7 +84,10 @@ def test_progress_ends_at_the_total(tmp_path: Path):
 def test_one_row_per_block_and_role(tmp_path: Path, suffix: str):
     timeline = make_timeline()
     timeline = timeline.replace(tracks=tuple(dataclasses.replace(track, role="") for track in timeline.tracks))
-    stats = save(timeline, tmp_path / f"trace{suffix}", tracks="block")
+    path = tmp_path / f"trace{suffix}"
+    stats = save(timeline, path, tracks="block")
+    drawn = "select count(*) from slice where category in ('work', 'wait', 'signal')"
+    assert TraceProcessor(path).scalar(drawn) == 12
     assert stats.spans_left_out == 12  # 2 ranks x 2 blocks x 1 warp x 3 spans
     assert stats.spans == len(timeline.spans) - 12
     assert (stats.flows, stats.flows_left_out) == (4, 4)
@@ -128,6 +131,13 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, suffix: str):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write .*; nothing was left there"):
         save(make_timeline(), tmp_path / "file" / f"out{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".json", ".parquet"])
+def test_ticks_are_refused_and_nothing_is_left(tmp_path: Path, suffix: str):
+    with pytest.raises(BadInput, match="ticks"):
+        save(make_timeline(unit="ticks"), tmp_path / f"trace{suffix}")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("suffix", [".pftrace", ".json"])
