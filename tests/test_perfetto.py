@@ -25,7 +25,7 @@ from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.export.rows import lay_out
 from tracekern.timeline.counters import count_events
 from tracekern.timeline.load import load as load_capture
-from tracekern.timeline.model import Flows, Marks, Problem, Spans, Timeline, Track, TrackKind
+from tracekern.timeline.model import Flows, Marks, Spans, Timeline, Track, TrackKind
 
 MARK = re.compile("^(longest wait|released it): .* · ")
 TRACES = Path(__file__).parent.parent / "traces"
@@ -100,30 +100,6 @@ def test_spans_that_overlap_in_part_go_to_lanes(tmp_path: Path):
         "select t.name, s.ts from slice s join track t on t.id = s.track_id where s.category = 'work'"
     )
     assert sorted(rows) == [("block 000", 0), ("block 000", 10), ("block 000 (lane 2)", 5), ("block 000 (lane 3)", 8)]
-
-
-def test_problems_of_a_rank_do_not_stand_on_each_other(tmp_path: Path):
-    problems = tuple(Problem("note", "unmatched_wait", 1, -1, f"rank 1: {number} waits") for number in range(5))
-    processor = load(make_timeline(problems=problems), tmp_path / "trace.pftrace")
-    assert {depth for (depth,) in processor.query("select depth from slice where category = 'problem'")} == {0}
-
-
-def test_problems_are_drawn(tmp_path: Path):
-    problems = (
-        Problem("error", "lost_records", 1, -1, "launch dispatch #0: 123 records found no room", 123),
-        Problem("error", "lost_records", 1, 8, "123 records lost; records_per_track=187 would have been enough", 123),
-        Problem("warning", "unmatched_wait", 0, -1, "2,000 waits without a signal", 2000),
-        Problem("error", "torn_track", 0, -1, "a torn track"),
-        Problem("error", "salvaged", 0, -1, "died"),
-    )
-    processor = load(make_timeline(problems=problems), tmp_path / "trace.pftrace")
-    drawn = processor.query(
-        "select t.name, s.name from slice s join track t on t.id = s.track_id "
-        "where s.category = 'problem' order by s.name"
-    )
-    assert [name for _, name in drawn] == sorted(problem.text for problem in problems)
-    banner = processor.scalar("select name from slice where category is null")
-    assert banner.endswith("123 lost records, 1 salvaged, 1 torn track, 2,000 unmatched waits")
 
 
 def test_metadata_and_missing_alignment_are_visible(tmp_path: Path):

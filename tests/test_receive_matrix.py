@@ -101,18 +101,6 @@ def test_tokens_are_those_of_the_routing(timeline):
     assert all(sums[0] == SHAPE.iterations and sums[1] == sums[3] for sums in found.values())
 
 
-def test_grids_have_a_row_for_each_expert_and_a_column_for_each_source(timeline):
-    matrix = receive_matrix(timeline)
-    rank, local_expert = matrix.rows
-    grid = matrix.grid(matrix.tokens)
-    assert grid.shape == (SHAPE.experts, SHAPE.ranks)
-    for (receiver, expert, source), sums in sums_of(matrix).items():
-        (row,) = np.flatnonzero((rank == receiver) & (local_expert == expert))
-        assert grid[row, source] == sums[1]
-    own = matrix.of_rank(2)
-    assert own.grid(own.copies).tolist() == matrix.grid(matrix.copies)[rank == 2].tolist()
-
-
 # ---- events of other kernels ----
 
 PEER, LOCAL_EXPERT = Field("peer", 10), Field("local_expert", 13)

@@ -43,11 +43,6 @@ def ring(steps: list[Step], **changes: object) -> Timeline:
     return make_timeline(2, events=EVENTS, spans=make_spans(rows), flows=Flows(), launches=launches, **changes)
 
 
-def test_the_tracks_are_of_the_two_ranks():
-    timeline = ring([(FILL, 10, 0, 1), (FREE, 20, 0, 1)])
-    assert timeline.track_ranks()[timeline.spans.track].tolist() == [0, 1]
-
-
 def test_a_counter_adds_up_all_rings_of_a_rank():
     steps = [(FILL, 10, 0, 2), (FILL, 20, 1, 3), (FREE, 30, 0, 1), (FILL, 40, 0, 4), (FREE, 60, 0, 4), (FREE, 70, 1, 3)]
     (counter,) = count_events(ring(steps))
