@@ -102,28 +102,6 @@ def test_windows(text, window):
     assert parse_window(text) == window
 
 
-AB = ("ab", "--base", "true", "--head", "true")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("run", "moe", "-o"),
-        ("merge", "CAPTURE", "-o"),
-        ("export", "CAPTURE", "-o"),
-        ("report", "CAPTURE", "-o"),
-        ("diff", "CAPTURE", "CAPTURE", "-o"),
-        ("salvage", "-o"),
-        ("snapshot", "-o"),
-        (*AB, "-o"),
-        *(("check", "CAPTURE", name) for name in ("--append", "--trend", "--junit", "--markdown")),
-    ],
-    ids=" ".join,
-)
-def test_an_empty_name_to_write_to_is_refused(command_line, capture, words):
-    refused(command_line(*(capture if word == "CAPTURE" else word for word in words), ""), "is empty; wanted a file")
-
-
 @pytest.mark.parametrize("text", ["", "5", "5:", ":5", "a:b", "-5:10", "1:2:3", "1min:2min"])
 def test_bad_windows(text):
     with pytest.raises(BadInput, match=r"--window: .*wanted"):

@@ -303,6 +303,18 @@ def test_a_bad_input_is_one_line_that_says_what_to_do(answer, place, name):
     assert everything_in(place) == before
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{command} -o" for command in ("run moe", "merge CAPTURE", "export CAPTURE", "report CAPTURE", "salvage")),
+        *("diff CAPTURE CAPTURE -o", "snapshot -o", "ab --base true --head true -o"),
+        *(f"check CAPTURE {option}" for option in ("--append", "--trend", "--junit", "--markdown")),
+    ],
+)
+def test_an_empty_name_to_write_to_is_refused(answer, place, line):
+    check_refusal(answer(*words_of(f"{line} ''")), "is empty; ", "wanted a file")
+
+
 @pytest.mark.parametrize("name", ["an unknown command", "an unknown option", "a trace and no place for it"])
 def test_so_it_is_in_a_process_of_its_own(command_line, name):
     line, wrong, wanted = BAD_INPUTS[name]
