@@ -188,13 +188,29 @@ int own(const std::string& path) {
     return is_locked ? file : -1;
 }
 
+// What host time is ahead of CLOCK_MONOTONIC, within +-doubt_ns, as Anchor of tracekern/host_clock.py.
+struct Anchor {
+    int64_t ns = 0, doubt_ns = INT64_MAX;
+
+    // Reads both clocks, some times, of which the fastest counts.
+    static Anchor read() {
+        Anchor best;
+        for (int i = 0; i < 20; ++i) {
+            const int64_t before = monotonic_ns(), wall = host_clock_ns(CLOCK_REALTIME), after = monotonic_ns();
+            const int64_t doubt = (after - before) / 2 + 1;
+            if (doubt < best.doubt_ns) best = {wall - (before + after) / 2, doubt};
+        }
+        return best;
+    }
+};
+
 thread_local std::string last_error;
 
 }  // namespace
 
 struct tk_host {
     explicit tk_host(const tk_host_options* given) : options_(check(given)), is_gpu_(options_.device != nullptr) {
-        const std::string metadata = opening_metadata(options_, find_directory(options_), anchor_ns_);
+        const std::string metadata = opening_metadata(options_, find_directory(options_), anchor_.ns);
         SegmentHeader header = {};
         header.pid = static_cast<uint32_t>(getpid());
         header.state = static_cast<uint32_t>(SegmentState::open);
@@ -286,7 +302,12 @@ struct tk_host {
         const std::lock_guard<std::mutex> guard(mutex_);
         return arena_.reach(lock_, header().arena_bytes) ? place<char>(header().arena_offset) : nullptr;
     }
-    int64_t anchor_ns() const { return anchor_ns_; }
+    // The device's clock, read between two readings of CLOCK_MONOTONIC. Ranks of one machine share host time, but for
+    // the doubt of their anchors.
+    void add_bracket(uint32_t round, uint32_t rank, int64_t before, int64_t ticks, int64_t after) {
+        const int64_t least = before + anchor_.ns - anchor_.doubt_ns, most = after + anchor_.ns + anchor_.doubt_ns;
+        add(SampleKind::host_bracket, round, rank, rank, {least, ticks, ticks, most});
+    }
     SegmentHeader& header() { return *place<SegmentHeader>(0); }
     template <class T>
     T* place(uint64_t offset) {
@@ -402,25 +423,20 @@ private:
         entry.epoch = epoch;
         entry.sequence = num_launches_[kernel.name]++;
         entry.launch_idx = entry.order = static_cast<uint32_t>(header().num_launches);
-        entry.host_ns = static_cast<uint64_t>(monotonic_ns() + anchor_ns_);
+        entry.host_ns = static_cast<uint64_t>(monotonic_ns() + anchor_.ns);
     }
 
     void sample_host_clock(uint32_t round) {
         const SimulatedClock clock;
         for (int i = 0; i < kBrackets && !is_gpu_; ++i) {
             const int64_t before = monotonic_ns(), ticks = static_cast<int64_t>(clock.read());
-            const int64_t after = monotonic_ns() + anchor_ns_;
-            add(SampleKind::host_bracket,
-                round,
-                options_.rank,
-                options_.rank,
-                {before + anchor_ns_, ticks, ticks, after});
+            add_bracket(round, options_.rank, before, ticks, monotonic_ns());
         }
     }
 
     const tk_host_options options_;  // of its texts only `run`, while it opens
     const bool is_gpu_;
-    const int64_t anchor_ns_ = read_anchor_ns();
+    const Anchor anchor_ = Anchor::read();
     char* memory_ = nullptr;
     int lock_ = -1;  // the file, open as long as this is its owner
     Part launches_, samples_, arena_;
@@ -462,9 +478,11 @@ void tk_host_clock_sample(tk_host* host,
                           int64_t t1,
                           int64_t t2,
                           int64_t t3) {
-    const SampleKind kind = initiator == responder ? SampleKind::host_bracket : SampleKind::ping_pong;
-    const int64_t anchor = kind == SampleKind::host_bracket && host ? host->anchor_ns() : 0;
-    if (host) host->add(kind, round, initiator, responder, {t0 + anchor, t1, t2, t3 + anchor});
+    if (host && initiator == responder) {
+        host->add_bracket(round, initiator, t0, t1, t3);
+    } else if (host) {
+        host->add(SampleKind::ping_pong, round, initiator, responder, {t0, t1, t2, t3});
+    }
 }
 
 void tk_host_close(tk_host* host) {

@@ -66,6 +66,10 @@ def test_what_another_process_saves_is_left_to_it(tmp_path: Path):
     with keeping(run):
         make_way(tmp_path, "")
         assert list_segments(run)
+    killed = Path(f"/dev/shm/tracekern-{run}.kept")
+    killed.touch()  # of a launcher that was killed, and holds no lock
+    with keeping(f"{run}-next"):
+        assert not killed.exists()
     make_way(tmp_path / "elsewhere", "another command")
     assert list_segments(run), "it belongs to another capture"
     make_way(tmp_path, "")

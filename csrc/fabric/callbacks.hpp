@@ -25,7 +25,7 @@ public:
         return made;
     }
 
-    // Returns what a user gave, for the engine to share. Whoever drops the last share leaves its end to this thread.
+    // Shares what a user gave with the engine. Whoever drops the last share leaves its end to this thread.
     template <class Users>
     std::shared_ptr<Users> keep(Users users) {
         return {new Users(std::move(users)),

@@ -21,7 +21,7 @@
 
 namespace tracekern {
 
-// Of host time (tracekern/host_clock.py), which engines of several hosts compare.
+// The anchor of host time (tracekern/host_clock.py). Engines of several hosts compare their times.
 inline std::atomic<int64_t> host_anchor_ns{read_anchor_ns()};
 
 inline SimulatedClock host_time() {

@@ -26,7 +26,7 @@ _Dumps = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Claim:
-    """Whose capture it is."""
+    """The run, the rank and the recording that a capture belongs to."""
 
     run_id: str = ""
     rank: int = 0

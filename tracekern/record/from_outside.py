@@ -60,7 +60,7 @@ def launch(
     ahead: bool = False,
     key: str = "",
 ) -> LaunchHandle:
-    """Is `Capture.launch()` of the capture that is open, whoever opened it.
+    """Calls `Capture.launch()` of the capture that is open, whoever opened it.
 
     Without one the descriptor is 0 and the untraced body runs. Where TRACEKERN_CAPTURE names a directory, or after
     `start()`, a capture opens first; all ranks open it together. Arguments: see `Capture.launch()`.

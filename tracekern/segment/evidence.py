@@ -28,6 +28,7 @@ SHARE = 4
 """They take no more than one of so many parts of shared memory, but for the newest, which stays."""
 _TURN_S = 10.0
 """How long a rank leaves it to others of its host to make room."""
+_KEPT = ".kept"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -35,6 +36,8 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 def keeping(name: str) -> Iterator[None]:
     """Says while the block runs that this process saves what is left. name: of a run, or of a recording."""
     path = _marker(name)
+    for other in SHM_DIR.glob(f"tracekern-*{_KEPT}"):
+        _is_kept(other)  # else removes it
     with contextlib.ExitStack() as undo:
         with contextlib.suppress(OSError):  # no room for a file, nor for a segment
             undo.callback(path.unlink, missing_ok=True)
@@ -99,7 +102,8 @@ def _dead_runs(directory: Path, command: str = "") -> list[_DeadRun]:
     runs = []
     for run_id, dead in reversed(find_dead().items()):
         leftovers = [one for one in find_leftovers(run_id) if _is_into(directory, one) or command == one.command != ""]
-        if leftovers and not any(map(_is_kept, {run_id, *(leftover.recording for leftover in leftovers)})):
+        names = {run_id, *(leftover.recording for leftover in leftovers)}
+        if leftovers and not any(map(_is_kept, map(_marker, names))):
             num_bytes = sum((SHM_DIR / name).stat().st_blocks * 512 for name in list_segments(run_id))
             runs.append(_DeadRun(run_id, dead, num_bytes, leftovers))
     return runs
@@ -134,14 +138,15 @@ def _turn() -> Iterator[None]:
 
 
 def _marker(name: str) -> Path:
-    return SHM_DIR / f"tracekern-{name}.kept"
+    return SHM_DIR / f"tracekern-{name}{_KEPT}"
 
 
-def _is_kept(name: str) -> bool:
-    with contextlib.suppress(OSError), open(_marker(name), "rb") as file:
+def _is_kept(marker: Path) -> bool:
+    """Returns whether a process holds the marker. Removes one of a process that was killed."""
+    with contextlib.suppress(OSError), open(marker, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        _marker(name).unlink()  # of a process that was killed
+        marker.unlink()
     return False
