@@ -26,7 +26,8 @@ def result(name: str) -> dict:
 
 
 pytestmark = pytest.mark.programs(
-    *(f"benchmarks/{name}.py" for name in ("fluid", "link_model", "link_walks", "visits"))
+    *(f"benchmarks/{name}.py" for name in ("fluid", "link_model", "link_walks", "visits")),
+    *(f"benchmarks/results/{name}.json" for name in ("link_model", *link_model.FITTED, *link_model.HELD_OUT)),
 )
 
 # ---- fair rates
