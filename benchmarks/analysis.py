@@ -66,21 +66,21 @@ def measure(num_spans: int, rounds: int) -> Measured:
     """All questions, in turns: a noisy machine hits all alike."""
     from analysis_timeline import make_timeline
 
-    from tracekern.analysis.balance import analyze_balance
     from tracekern.analysis.doubt import blame_ranks
     from tracekern.analysis.findings import analyze
-    from tracekern.analysis.imbalance import work_imbalance
-    from tracekern.analysis.stages import stage_times
-    from tracekern.analysis.summary import summarize
-    from tracekern.analysis.time_shares import share_time
+    from tracekern.analysis.graph.events import build_graph
+    from tracekern.analysis.graph.moments import find_moments
+    from tracekern.analysis.questions.balance import analyze_balance
+    from tracekern.analysis.questions.imbalance import work_imbalance
+    from tracekern.analysis.questions.stages import stage_times
+    from tracekern.analysis.questions.summary import summarize
+    from tracekern.analysis.questions.time_shares import share_time
     from tracekern.analysis.waits.analyze import analyze_waits
-    from tracekern.analysis.waits.event_graph import build_graph
     from tracekern.analysis.waits.matrix import find_abnormal, wait_matrix
     from tracekern.analysis.waits.statistics import wait_statistics
     from tracekern.analysis.why.answer import explain
     from tracekern.analysis.why.critical_path import critical_path
-    from tracekern.analysis.why.moments import find_moments
-    from tracekern.timeline.iterations import find_iterations
+    from tracekern.timeline.facts.iterations import find_iterations
     from tracekern.viewers.report.report_page import report_page
 
     timeline = make_timeline(num_spans)

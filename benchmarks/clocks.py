@@ -55,7 +55,7 @@ def run_rank(directory: Path, num_captures: int, seconds: float) -> None:
     import torch.distributed as dist
 
     import tracekern
-    from tracekern.comm.group import Group
+    from tracekern.comm.ranks.group import Group
     from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch

@@ -41,7 +41,7 @@ def run_rank(directory: Path, seconds: float) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     import tracekern
-    from tracekern.comm.group import Group
+    from tracekern.comm.ranks.group import Group
     from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch
@@ -131,7 +131,7 @@ def steps_of_clocks(directory: Path) -> list[int]:
 def containment(directory: Path) -> dict[str, Any]:
     """Kernels by torch.profiler against what the launch of the same number recorded, on the host's clock."""
     import tracekern
-    from tracekern.timeline.clocks.host import apply_host
+    from tracekern.timeline.clocks.host_times import apply_host
     from tracekern.timeline.model import OPEN_END, TrackKind
 
     timeline = tracekern.load(directory / "profiled")

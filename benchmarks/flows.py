@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, write_results
 
 if TYPE_CHECKING:
-    from tracekern.moe.options import MoeRun
+    from tracekern.moe.workload.options import MoeRun
     from tracekern.timeline.model import Timeline
 
 NO_DOUBT = ("dense_probes",)
@@ -86,8 +86,8 @@ def main() -> int:
     options = parser.parse_args()
 
     import tracekern
-    from tracekern.moe.options import MoeRun
-    from tracekern.moe.run import run
+    from tracekern.moe.workload.options import MoeRun
+    from tracekern.moe.workload.run import run
 
     workload = MoeRun(
         ranks=options.ranks,

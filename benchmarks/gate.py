@@ -64,8 +64,8 @@ def main() -> None:
 
 def record(arguments: argparse.Namespace) -> None:
     """Every launch is a program of its own: new processes, new communicator, new clocks."""
-    from tracekern.moe.options import MoeRun
-    from tracekern.moe.run import run
+    from tracekern.moe.workload.options import MoeRun
+    from tracekern.moe.workload.run import run
 
     shape = dict(zip(NUMBERS, SHAPES[arguments.backend], strict=True))
     given = {name: getattr(arguments, name) for name in (*NUMBERS, "seed", "variant", "backend")}

@@ -24,7 +24,7 @@ from harness import Table, write_results
 
 import tracekern
 from tracekern import capture
-from tracekern.comm.device import HostDevice, HostMemory
+from tracekern.comm.devices.device import HostDevice, HostMemory
 from tracekern.compiled import compiled
 from tracekern.segment.writer import SegmentWriter
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from fluid import Part, Walk
 
-from tracekern.moe.wire import count_rows
+from tracekern.moe.calls.wire import count_rows
 
 VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined")
 

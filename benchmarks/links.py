@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, build, require_gpus, write_results
 
-from tracekern.moe.wire import WIRE_BYTES_PER_NS
+from tracekern.moe.calls.wire import WIRE_BYTES_PER_NS
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:

@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import Table, require_gpus, write_results
 
-from tracekern.moe.wire import WIRE_BYTES_PER_NS, busiest_bytes, count_rows
+from tracekern.moe.calls.wire import WIRE_BYTES_PER_NS, busiest_bytes, count_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 2026

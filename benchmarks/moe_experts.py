@@ -50,8 +50,8 @@ def main() -> int:
 def measure(variant: str, options: argparse.Namespace) -> list[Row]:
     """A row for each kernel of a run."""
     import tracekern
-    from tracekern.moe.options import MoeRun
-    from tracekern.moe.run import run
+    from tracekern.moe.workload.options import MoeRun
+    from tracekern.moe.workload.run import run
 
     sizes = ("ranks", "tokens", "hidden", "intermediate", "experts", "topk", "iterations", "backend")
     about = {name: getattr(options, name) for name in sizes}
@@ -64,7 +64,7 @@ def measure(variant: str, options: argparse.Namespace) -> list[Row]:
 
 def kernel_times(timeline: Timeline) -> list[Row]:
     """Kernels in the order of their launches: {"kernel", "us": median of each rank}."""
-    from tracekern.timeline.iterations import LaunchIterations
+    from tracekern.timeline.facts.iterations import LaunchIterations
     from tracekern.timeline.model import TrackKind
 
     is_measured, spans = LaunchIterations(timeline).is_measured, timeline.spans

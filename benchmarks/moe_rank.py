@@ -23,11 +23,11 @@ from moe import SEED, traffic
 from moe_peers import Exchange, Vdev2d, importable_peers, nvshmem
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
+from tracekern.moe.calls.pipeline import Pipeline
 from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.families import FAMILIES, FAMILY_OF
-from tracekern.moe.pipeline import Pipeline
 from tracekern.moe.reference import sorted_all_to_all
 from tracekern.moe.routing import Batch, draw_batch
 from tracekern.moe.shape import MoeShape

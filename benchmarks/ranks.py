@@ -55,7 +55,7 @@ def this_rank() -> Iterator[tuple[argparse.Namespace, Any]]:
     import torch
     import torch.distributed as dist
 
-    from tracekern.comm.group import Group
+    from tracekern.comm.ranks.group import Group
 
     options = argparse.Namespace(**json.loads(os.environ[OPTIONS]))
     if options.ranks > 1 and not options.resident:

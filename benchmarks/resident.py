@@ -73,7 +73,7 @@ def measure_variant(options: argparse.Namespace, variant: str, directory: Path) 
 
 def record() -> None:
     """One resident rank: makes all captures."""
-    from tracekern.comm.group import Group
+    from tracekern.comm.ranks.group import Group
     from tracekern.moe.experts import draw_experts
     from tracekern.moe.p2p.pipeline import P2PPipeline
     from tracekern.moe.routing import draw_batch

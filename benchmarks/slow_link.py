@@ -30,10 +30,10 @@ from ranks import run_ranks
 from slow_link_rank import TIMED
 
 import tracekern
-from tracekern.moe.options import MoeRun
-from tracekern.moe.run import run
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.run import run
+from tracekern.timeline.facts.span_facts import bytes_of_spans
 from tracekern.timeline.model import Timeline, field_values
-from tracekern.timeline.span_facts import bytes_of_spans
 
 Int64 = npt.NDArray[np.int64]
 

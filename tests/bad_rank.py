@@ -14,7 +14,7 @@ import sys
 import time
 
 from tracekern.launcher.watch import RUN, START
-from tracekern.moe import worker
+from tracekern.moe.workload import worker
 
 
 def main() -> int:

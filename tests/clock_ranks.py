@@ -13,8 +13,8 @@ import numpy as np
 import torch.distributed as dist
 
 from tracekern import _core
-from tracekern.comm.cpu import SimulatedClock
-from tracekern.comm.group import Group
+from tracekern.comm.devices.cpu import SimulatedClock
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import PeerLost
 from tracekern.record.clock_samples import ClockSampler
 

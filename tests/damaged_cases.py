@@ -37,8 +37,8 @@ from tests.captures import EVENT_TABLE, START_NS, CaptureSpec, metadata, write_c
 from tests.damage import IN_DEPTH, SECTIONS, Parts, build, damage_manifest, damage_profile
 from tests.pairs import end_bits_of, pairs_of
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.summary import summarize
-from tracekern.cli.info import info
+from tracekern.analysis.questions.summary import summarize
+from tracekern.cli.commands.info import info
 from tracekern.dump import format as fmt
 from tracekern.errors import TracekernError
 from tracekern.export.write import save

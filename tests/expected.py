@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.model import OPEN_END, EventClass, Field, Timeline, TrackKind
 
 Slice = tuple[str, int, int, tuple[tuple[str, Any], ...]]

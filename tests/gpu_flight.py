@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from tracekern.comm import resident
-from tracekern.comm.group import Group
-from tracekern.comm.this_thread import this_resident
+from tracekern.comm.devices.this_thread import this_resident
+from tracekern.comm.ranks import resident
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
@@ -339,8 +339,8 @@ def another_device() -> int:
 def refusals() -> int:
     """What preflight finds on this machine, and a heap that no GPU holds."""
     from tracekern.comm.communicator import Communicator
-    from tracekern.comm.cuda import collect_facts
-    from tracekern.comm.preflight import judge
+    from tracekern.comm.devices.cuda import collect_facts
+    from tracekern.comm.devices.preflight import judge
 
     torch.cuda.set_device(0)
     facts = collect_facts(1 << 20)
@@ -358,7 +358,7 @@ def refusals() -> int:
 
 def no_descriptors() -> int:
     """As where the driver of rank 1 exports no memory by file descriptor: all share their heaps by CUDA IPC."""
-    from tracekern.comm import cuda
+    from tracekern.comm.devices import cuda
 
     collect = cuda.collect_facts
     cuda.collect_facts = lambda num_bytes: dataclasses.replace(

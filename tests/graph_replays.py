@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump.format import ENTRY_COUNTED_ONLY, ENTRY_IN_GRAPH
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline

@@ -7,7 +7,7 @@ import sys
 import torch
 
 from tests.int4_experts import draw_words
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.gemm import fused_moe_apply
 from tracekern.moe.gemm.experts import Int4Experts
 from tracekern.moe.low_latency.pipeline import DISPATCH_DTYPES, LowLatencyPipeline

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import run_kernel
-from tracekern.comm.device import HostDevice, HostMemory
+from tracekern.comm.devices.device import HostDevice, HostMemory
 from tracekern.record.session import Capture
 from tracekern.segment import keeper
 from tracekern.segment.writer import SegmentWriter

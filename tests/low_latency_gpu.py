@@ -7,7 +7,7 @@ import sys
 import torch
 
 from tests.deepep_calls import run_deepep_calls
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer

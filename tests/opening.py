@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from tracekern.analysis.waits.analyze import analyze_waits
-from tracekern.timeline.iterations import find_iterations
+from tracekern.timeline.facts.iterations import find_iterations
 from tracekern.timeline.model import Timeline
 from tracekern.viewers import perfetto_ui
 

@@ -22,7 +22,7 @@ from typing import Any
 import random_ranks
 import torch
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.p2p.reference import REDUCING, rank_reduced_reference

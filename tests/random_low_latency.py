@@ -20,7 +20,7 @@ import random_ranks
 import torch
 from low_latency_check import Received, find_faults, same_bits
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.experts import Experts, draw_experts
 from tracekern.moe.gemm.experts import draw_int4_experts
 from tracekern.moe.low_latency import Buffer

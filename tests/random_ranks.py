@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.launcher.launch import launch_ranks
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 120.0
-PRELOADED = ["torch", "torch.distributed", "numpy.random", "tracekern._core", "tracekern.comm.group"]
+PRELOADED = ["torch", "torch.distributed", "numpy.random", "tracekern._core", "tracekern.comm.ranks.group"]
 
 
 class RankFailed(AssertionError):
@@ -71,7 +71,7 @@ def _serve(rank: int, num_ranks: int, rendezvous: str, pipe: Connection) -> None
     import torch
     import torch.distributed as dist
 
-    from tracekern.comm.group import Group
+    from tracekern.comm.ranks.group import Group
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=num_ranks)

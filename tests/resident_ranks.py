@@ -9,8 +9,8 @@ import time
 
 import torch
 
-from tracekern.comm.group import Group
-from tracekern.comm.this_thread import rank_of_thread
+from tracekern.comm.devices.this_thread import rank_of_thread
+from tracekern.comm.ranks.group import Group
 from tracekern.launcher.watch import RUN, enter
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline

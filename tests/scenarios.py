@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,

@@ -29,7 +29,7 @@ from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.why.answer import Answer, Silence
 from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.formatting import duration
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import Flows, Problem, Timeline, TrackKind
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_session import launch
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump.reader import peek_metadata
 from tracekern.launcher.launch import launch_ranks
 from tracekern.record import attempt_choice
@@ -29,7 +29,7 @@ import os, signal, sys
 sys.path.insert(0, {root!r})
 import torch.distributed as dist
 from tests.test_flight import make_pair
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import CommTimeout
 from tracekern.record.session import capture
 

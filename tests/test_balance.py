@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_timeline, make_tracks, timelines
 
 import tracekern
-from tracekern.analysis.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
 from tracekern.analysis.findings import analyze
-from tracekern.moe.options import MoeRun
+from tracekern.analysis.questions.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import DTYPES
+from tracekern.moe.workload.options import MoeRun
 from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import EventClass, EventType, Field, Spans, Timeline
 from tracekern.viewers.report.questions import balance

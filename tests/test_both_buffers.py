@@ -13,9 +13,9 @@ import torch
 from two_hop_check import Case, bring, combined_wanted, dispatch, num_wrong, rows_of, wanted
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CommTimeout
-from tracekern.moe.buffer import Buffer
+from tracekern.moe.calls.buffer import Buffer
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency.reference import low_latency_reference
 from tracekern.moe.routing import draw_batch

@@ -15,7 +15,7 @@ import torch
 from rank_pool import RankPool
 
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.compiled import compiled
 from tracekern.errors import BadInput, CallBroken, CommTimeout
 from tracekern.moe.experts import draw_experts

@@ -14,10 +14,10 @@ from tracekern.analysis.findings import analyze
 from tracekern.dump.format import ALIGN
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
-from tracekern.moe.calls import BATCHES_TOKENS
-from tracekern.moe.calls_back_to_back import CALLS_AT_ONCE
-from tracekern.moe.options import MoeRun
-from tracekern.moe.wire import busiest_bytes, count_rows, least_call_us
+from tracekern.moe.calls.call import BATCHES_TOKENS
+from tracekern.moe.calls.wire import busiest_bytes, count_rows, least_call_us
+from tracekern.moe.workload.calls_back_to_back import CALLS_AT_ONCE
+from tracekern.moe.workload.options import MoeRun
 from tracekern.timeline.model import Timeline
 
 SMALL = {"ranks": 2, "tokens": 8, "hidden": 128, "experts": 4, "topk": 2, "iterations": 6, "backend": "cpu"}

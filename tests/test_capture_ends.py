@@ -14,7 +14,7 @@ import pytest
 
 from tests.test_session import launch
 from tests.warm_ranks import run_ranks
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline

@@ -18,8 +18,8 @@ import pytest
 import tracekern
 from tests.captures import ROLES, CaptureSpec, write_capture
 from tests.timelines import make_timeline
-from tracekern.analysis.summary import EventSummary, summarize
-from tracekern.cli.info import print_summary, where_records_went
+from tracekern.analysis.questions.summary import EventSummary, summarize
+from tracekern.cli.commands.info import print_summary, where_records_went
 from tracekern.cli.options import check_folders, parse_host, parse_ranks, parse_window
 from tracekern.cli.output import program
 from tracekern.errors import BadInput

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import CaptureSpec, write_capture
-from tracekern.analysis.summary import summarize
-from tracekern.cli.info import clock as clock_text
+from tracekern.analysis.questions.summary import summarize
+from tracekern.cli.commands.info import clock as clock_text
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks
-from tracekern.timeline.clocks.flows import tighten_clocks
+from tracekern.timeline.clocks.flow_bounds import tighten_clocks
 from tracekern.timeline.load import load
 from tracekern.timeline.model import (
     Channel,

@@ -14,8 +14,8 @@ import pytest
 from tests.captures import CaptureSpec, metadata, removed_after
 from tests.warm_ranks import run_ranks
 from tracekern import _core
-from tracekern.comm.device import HostClock, HostDevice
-from tracekern.comm.group import Group
+from tracekern.comm.devices.device import HostClock, HostDevice
+from tracekern.comm.ranks.group import Group
 from tracekern.dump.format import SampleKind
 from tracekern.record.clock_samples import CaptureClocks, ClockSampler, choose_pairs
 from tracekern.segment.writer import SegmentWriter

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tracekern.analysis.doubt import COVERED_SIGMAS, Bound, clock_doubt
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.summary import summarize
-from tracekern.cli.info import clock as clock_text
+from tracekern.analysis.questions.summary import summarize
+from tracekern.cli.commands.info import clock as clock_text
 from tracekern.timeline.clocks.course import Course
 from tracekern.timeline.clocks.fit import apply_clock
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tracekern.errors import BadInput
 from tracekern.timeline.clocks.fit import apply_clock, fit_clocks, unaligned_clocks
-from tracekern.timeline.clocks.host import apply_host
+from tracekern.timeline.clocks.host_times import apply_host
 from tracekern.timeline.model import ClockFit, Rank
 
 

@@ -18,7 +18,7 @@ from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
 from tracekern.dump.reader import read_dump
 from tracekern.timeline.clocks.by_hosts import fit_by_hosts, round_trips
 from tracekern.timeline.clocks.fit import UnrelatedClocks, apply_clock
-from tracekern.timeline.clocks.host import apply_host
+from tracekern.timeline.clocks.host_times import apply_host
 from tracekern.timeline.decode.decoder import decode
 from tracekern.timeline.load import load
 from tracekern.timeline.model import Rank

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from timelines import make_timeline, timelines
 
-from tracekern.analysis.imbalance import work_imbalance
-from tracekern.analysis.summary import summarize
-from tracekern.analysis.time_shares import share_time
+from tracekern.analysis.questions.imbalance import work_imbalance
+from tracekern.analysis.questions.summary import summarize
+from tracekern.analysis.questions.time_shares import share_time
 from tracekern.timeline.columns import parts_by_track, rows_of_ranges
 from tracekern.timeline.model import Flows, Spans, Timeline
 

@@ -21,9 +21,9 @@ from tracekern.errors import CommTimeout, NotBuilt
 from tracekern.moe import shape
 from tracekern.moe.families import FAMILIES
 from tracekern.moe.low_latency import settings as low_latency
-from tracekern.moe.options import MoeRun
 from tracekern.moe.two_hop import layout as two_hop_layout
 from tracekern.moe.two_hop import settings as two_hop
+from tracekern.moe.workload.options import MoeRun
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -112,9 +112,9 @@ def test_a_checkout_without_what_builds_is_told_in_one_line(monkeypatch, tmp_pat
 
 def test_help_and_what_users_import_load_no_family():
     code = (
-        "import sys, tracekern.moe.families, tracekern.moe.options, tracekern.moe.gemm, tracekern.moe.buffer; "
-        "tracekern.moe.options.MoeRun(variant='balanced'); print(sorted(m for m in sys.modules if '._' in m and "
-        "m.startswith('tracekern')))"
+        "import sys, tracekern.moe.families, tracekern.moe.gemm, tracekern.moe.calls.buffer; "
+        "from tracekern.moe.workload.options import MoeRun; MoeRun(variant='balanced'); "
+        "print(sorted(m for m in sys.modules if '._' in m and m.startswith('tracekern')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "['tracekern._core']\n"

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from timelines import COPY, WAIT, make_spans, make_timeline, make_tracks, timelines
 
-from tracekern.timeline import counters
-from tracekern.timeline.counters import count_events
+from tracekern.timeline.facts import counters
+from tracekern.timeline.facts.counters import count_events
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline, TrackKind
 
 

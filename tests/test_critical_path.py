@@ -14,11 +14,11 @@ from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 
 import tracekern
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.graph.events import NOT_STARTED
 from tracekern.analysis.waits.analyze import Phase
-from tracekern.analysis.waits.event_graph import NOT_STARTED
 from tracekern.analysis.why.critical_path import CriticalPath, IterationPath, PathKind
 from tracekern.dump.format import ALIGN
-from tracekern.timeline.iterations import find_iterations
+from tracekern.timeline.facts.iterations import find_iterations
 from tracekern.timeline.model import Flows, Timeline, TrackKind
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"

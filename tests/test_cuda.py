@@ -11,11 +11,11 @@ import pytest
 import torch
 from rank_pool import RankPool
 
-from tracekern.comm.cuda import open_cuda
-from tracekern.comm.group import Group
+from tracekern.comm.devices.cuda import open_cuda
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe import worker
-from tracekern.moe.options import MoeRun
+from tracekern.moe.workload import worker
+from tracekern.moe.workload.options import MoeRun
 from tracekern.record.overhead import find_device
 from tracekern.record.session import capture
 

@@ -17,12 +17,12 @@ from tests.captures import CaptureSpec, write_capture
 from tests.conftest import CommandLine
 from tests.damage import IN_DEPTH, SECTIONS, Parts, build
 from tracekern.analysis.findings import analyze
-from tracekern.cli.info import info
+from tracekern.cli.commands.info import info
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.formatting import count
 from tracekern.gate.run import read_run
-from tracekern.timeline.damage import damage_of, damaged_times
+from tracekern.timeline.join.damage import damage_of, damaged_times
 from tracekern.timeline.load import load
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.hang import find_hang
+from tracekern.analysis.questions.hang import find_hang
 from tracekern.dump.reader import peek_metadata
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.rendezvous import join_ranks

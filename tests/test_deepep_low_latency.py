@@ -9,7 +9,7 @@ import torch.distributed as dist
 from deepep_calls import run_deepep_calls
 
 import tracekern.moe.low_latency as deep_ep
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.low_latency.reference import cast_to_fp8, dequantise
 from tracekern.moe.low_latency.utils import EventHandle, EventOverlap
 

@@ -9,7 +9,7 @@ import torch
 from deepep_calls import cast_back, difference
 
 import tracekern.moe.two_hop as deep_ep
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 
 TOKENS, HIDDEN, TOPK, EXPERTS_EACH = 40, 256, 4, 3
 

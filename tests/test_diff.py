@@ -16,9 +16,9 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
 from tracekern.errors import BadInput
+from tracekern.timeline.join.side_by_side import side_by_side
 from tracekern.timeline.model import OPEN_END, TrackKind, clocks_of_ranks
 from tracekern.timeline.select import take_spans
-from tracekern.timeline.side_by_side import side_by_side
 
 SPEC = CaptureSpec(num_ranks=3, launches=3, host_spans=2)
 

@@ -20,12 +20,12 @@ import pytest
 
 from tests.conftest import CommandLine
 from tests.test_run_limits import command
-from tracekern.cli import run_moe as cli_run
+from tracekern.cli.commands import run_moe as cli_run
 from tracekern.errors import BadInput
 from tracekern.launcher.spawner import Spawner
-from tracekern.moe.options import MoeRun
-from tracekern.moe.reports import RunReport
-from tracekern.moe.run import WORKER
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.reports import RunReport
+from tracekern.moe.workload.run import WORKER
 from tracekern.segment import directory_lock
 from tracekern.segment.directory_lock import LOCK_NAME, DirectoryLock, locked
 

@@ -17,8 +17,8 @@ import tracekern
 from tracekern.cli.app import app
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.settings import FACTS, LaunchShape
-from tracekern.moe.options import MoeRun
 from tracekern.moe.routing import draw_batch
+from tracekern.moe.workload.options import MoeRun
 from tracekern.timeline.model import Timeline, field_values
 
 PAGE = (ROOT / "docs" / "low_latency.md").read_text("utf-8")

@@ -6,7 +6,7 @@ from hypothesis import given
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks
 from wait_oracle import any_runs
 
-from tracekern.analysis.event_activity import flatten
+from tracekern.analysis.graph.activity import flatten
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
 
 

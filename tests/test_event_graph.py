@@ -7,7 +7,7 @@ from hypothesis import given
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks, timelines
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.waits.event_graph import EventGraph, build_graph, nameless_launches
+from tracekern.analysis.graph.events import EventGraph, build_graph, nameless_launches
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
 
 

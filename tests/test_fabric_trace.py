@@ -18,15 +18,15 @@ import torch
 from fabric_pairs import LIMIT_S, NETS, Pair, engine
 
 from tracekern.analysis.findings import analyze
+from tracekern.analysis.questions.transfers import TransferCause, blame_transfers, divide_transfer_waits
 from tracekern.analysis.statistics import phase_statistics
-from tracekern.analysis.transfers import TransferCause, blame_transfers, divide_transfer_waits
 from tracekern.errors import BadInput
 from tracekern.fabric import DoneFlag, MemoryRegionDescriptor, PageIndices, TransferError
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.rendezvous import join_ranks
 from tracekern.record.session import capture
-from tracekern.timeline.counters import count_events
-from tracekern.timeline.immediates import find_arrivals
+from tracekern.timeline.facts.counters import count_events
+from tracekern.timeline.join.immediates import find_arrivals
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Int64, Timeline, TrackKind
 from tracekern.viewers.report.headlines import headlines

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timelines import make_rank, timelines
 
-from tracekern.analysis.balance import analyze_balance
-from tracekern.analysis.event_activity import flatten
-from tracekern.analysis.imbalance import work_imbalance
-from tracekern.analysis.time_shares import share_time
+from tracekern.analysis.graph.activity import flatten
+from tracekern.analysis.questions.balance import analyze_balance
+from tracekern.analysis.questions.imbalance import work_imbalance
+from tracekern.analysis.questions.time_shares import share_time
 from tracekern.errors import BadInput
 from tracekern.timeline.clocks.pairs import LocalClock
-from tracekern.timeline.counters import count_events
+from tracekern.timeline.facts.counters import count_events
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Timeline
 

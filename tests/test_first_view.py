@@ -18,8 +18,8 @@ from timelines import make_timeline, timelines
 from trace_processor import TraceProcessor, assert_no_loss
 from typer.testing import CliRunner
 
-from tracekern.cli import open_trace
 from tracekern.cli.app import app
+from tracekern.cli.commands import open_trace
 from tracekern.export import labels
 from tracekern.export.drawing import first_waits, prepare
 from tracekern.export.first_view import first_view

@@ -19,18 +19,18 @@ from tests.waiting import in_a_while
 from tests.warm_ranks import run_moe
 from tracekern import _core
 from tracekern.analysis.findings import analyze
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD, FLAG_VALUE_BITS, INTERRUPTED
 from tracekern.errors import BadInput, CommTimeout, DeviceLost
 from tracekern.moe.experts import draw_experts
-from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
+from tracekern.moe.workload.options import MoeRun
 from tracekern.record.session import Capture, capture
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_field
 from tracekern.viewers.report.headlines import headlines

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekern.analysis.waits.analyze import analyze_waits
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,

@@ -10,7 +10,7 @@ from tests.test_flows import End, build
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.analysis.waits.full_rings import FullRing, find_full_rings
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ChannelKind, Timeline
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.questions.time import QUESTION

@@ -30,7 +30,7 @@ from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budg
 from tracekern.gate.compare import Rules, compare
 from tracekern.gate.run import Run, difference, read_run
 from tracekern.gate.run import make_run as run_of
-from tracekern.moe.options import MoeRun
+from tracekern.moe.workload.options import MoeRun
 
 TRACES = Path(__file__).parent.parent / "traces"
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_session_ranks import rank_program
 from tests.warm_ranks import run_ranks
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import PeerLost
 from tracekern.timeline.load import load

@@ -12,17 +12,17 @@ import torch
 
 import tracekern
 from tracekern.analysis.findings import analyze
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.launcher.spawner import Spawner
+from tracekern.moe.calls.pipeline import SPARE_SMS
 from tracekern.moe.experts import draw_experts
-from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
-from tracekern.moe.pipeline import SPARE_SMS
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import WORKER, run
 from tracekern.moe.shape import MoeShape
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.run import WORKER, run
 from tracekern.record.overhead import WARPS_PER_SM, measure_span
 from tracekern.record.session import capture
 from tracekern.timeline.model import Rank

@@ -18,7 +18,7 @@ import torch
 
 from tests import gpu_flight
 from tests.gpu_flight import NUM_RECYCLED, RING_SLOTS
-from tracekern.analysis.hang import find_hang
+from tracekern.analysis.questions.hang import find_hang
 from tracekern.launcher.spawner import Spawner
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.test_gpu import one_rank, require_gpus
-from tracekern.comm.resident import Residents
+from tracekern.comm.ranks.resident import Residents
 from tracekern.dump.format import RECORD_BYTES
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput

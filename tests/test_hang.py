@@ -27,8 +27,8 @@ from tests.timelines import (
     overwrite_begins,
 )
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.hang import Holder, find_hang
-from tracekern.comm.group import Group
+from tracekern.analysis.questions.hang import Holder, find_hang
+from tracekern.comm.ranks.group import Group
 from tracekern.export.drawing import prepare
 from tracekern.record.session import capture
 from tracekern.segment.snapshot import snapshot_run

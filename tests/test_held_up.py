@@ -14,10 +14,10 @@ from tests.test_flight import make_pair
 from tests.test_hang import timeline_of
 from tests.timelines import WAIT, make_rank
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.held_up import find_held_up
+from tracekern.analysis.questions.held_up import find_held_up
 from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.analysis.why.answer import Silence
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import CommTimeout
 from tracekern.record.session import capture
 from tracekern.timeline.load import load

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.captures import GROUP_NS, START_NS, CaptureSpec, fill_segment, removed_after, write_capture
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.summary import summarize
+from tracekern.analysis.questions.summary import summarize
 from tracekern.dump.format import MAX_NS, torch_profile_file_name
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
@@ -23,7 +23,7 @@ from tracekern.export.labels import about
 from tracekern.export.write import save
 from tracekern.record.session import capture
 from tracekern.segment.pack import write_dump
-from tracekern.timeline.host import HostLane, host_lanes, is_torch_lane, torch_lanes
+from tracekern.timeline.join.host_lanes import HostLane, host_lanes, is_torch_lane, torch_lanes
 from tracekern.timeline.load import load
 from tracekern.timeline.model import Timeline, TrackKind
 from tracekern.viewers.report.headlines import headlines

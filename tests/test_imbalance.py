@@ -10,7 +10,7 @@ from hypothesis import given
 from scenarios import Scenario, exchange
 from timelines import COPY, WAIT, make_spans, make_timeline, timelines
 
-from tracekern.analysis.imbalance import work_imbalance
+from tracekern.analysis.questions.imbalance import work_imbalance
 from tracekern.analysis.waits.analyze import Phase, analyze_waits
 from tracekern.timeline.model import OPEN_END, Flows, Timeline
 

@@ -16,7 +16,7 @@ from int4_experts import MAX_INSTRUCTIONS, draw_words, instructions, recorded_ri
 from low_latency_check import same_bits
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.gemm import fused_moe_apply
 from tracekern.moe.gemm.experts import Int4Experts

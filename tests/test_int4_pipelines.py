@@ -12,7 +12,7 @@ from int4_experts import draw_words, recorded_ring_tiles, ring_tiles
 from rank_pool import RankPool
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.gemm import fused_moe_apply
 from tracekern.moe.gemm.experts import Int4Experts

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.gemm.experts import draw_int4_experts
-from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import run
 from tracekern.moe.shape import MoeShape
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.run import run
 
 RANKS = 8
 pytestmark = pytest.mark.gpu

@@ -25,7 +25,7 @@ from test_int4_low_latency import draw as draw_batch
 from two_hop_check import make_buffer
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import Int4Experts

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from timelines import LAUNCH, make_launch, make_spans, make_timeline
 
-from tracekern.timeline.iterations import LaunchIterations, find_iterations
+from tracekern.timeline.facts.iterations import LaunchIterations, find_iterations
 from tracekern.timeline.model import OPEN_END, Flows, Problem, Timeline
 
 # launch index -> rank and sequence: two ranks, three iterations of two kernels, and one barrier before them

@@ -14,7 +14,7 @@ from rank_pool import RankPool
 from trace_processor import TraceProcessor
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.compiled import compiled
 from tracekern.errors import BadInput
 from tracekern.export.formats.chrome import write_chrome
@@ -23,10 +23,10 @@ from tracekern.export.formats.perfetto import write_perfetto
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.settings import FACTS
-from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
+from tracekern.moe.workload.options import MoeRun
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind, field_values
 
 RANKS, TOKENS, HIDDEN, EXPERTS, TOPK = 2, 6, 256, 8, 3

@@ -113,7 +113,7 @@ def test_the_callers_network_interface_wins(program: Program, monkeypatch: pytes
 
 
 SOCKETS = """
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.launcher.rendezvous import join_ranks
 from tests.test_launch import listening_addresses
 join_ranks()

@@ -13,7 +13,7 @@ from toolchains import ROOT
 import tracekern
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.statistics import phase_statistics
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.gate.run import difference, make_run
 from tracekern.moe.experts import draw_experts
@@ -21,7 +21,7 @@ from tracekern.moe.low_latency.kernels import LEFT_OUT
 from tracekern.moe.low_latency.pipeline import LowLatencyPipeline
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import Timeline, field_values
 from tracekern.timeline.select import take_spans
 from tracekern.viewers.report.headlines import headlines

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.captures import EPOCH, GROUP_NS, SIGNAL_OFFSETS, START_NS, WAIT_OFFSETS, CaptureSpec, write_capture
-from tracekern.analysis.summary import summarize
+from tracekern.analysis.questions.summary import summarize
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
 from tracekern.timeline.load import load

@@ -15,7 +15,7 @@ from rank_pool import RankPool
 
 import tracekern
 from tracekern.analysis.waits.analyze import analyze_waits
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer

@@ -10,8 +10,8 @@ import torch
 
 import tracekern
 from tracekern.launcher.launch import launch_ranks
-from tracekern.moe.options import MoeRun
-from tracekern.moe.run import run
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 8

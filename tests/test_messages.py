@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.rank_pool import RankPool
-from tracekern.comm import messages
-from tracekern.comm.group import Group, losing_peers
+from tracekern.comm.ranks import messages
+from tracekern.comm.ranks.group import Group, losing_peers
 from tracekern.errors import PeerLost
 
 

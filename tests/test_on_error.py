@@ -21,8 +21,8 @@ from tests.kernels import TrackWriter
 from tests.on_error_ranks import IN_VAIN, LIMIT_S, OWN_EXIT
 from tests.test_resident import on_ranks
 from tests.test_session import TABLE, launch
-from tracekern.comm.group import losing_peers
-from tracekern.comm.this_thread import rank_of_thread
+from tracekern.comm.devices.this_thread import rank_of_thread
+from tracekern.comm.ranks.group import losing_peers
 from tracekern.errors import BadInput, PeerLost
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
@@ -117,7 +117,7 @@ def test_so_does_one_whose_segment_is_taken(tmp_path: Path, run_id: str):
 def test_with_too_few_files_a_capture_leaves_no_segment(tmp_path: Path, run_id: str, monkeypatch, is_told: bool):
     monkeypatch.setenv("TRACEKERN_RUN_ID", run_id)
     if not is_told:
-        monkeypatch.setattr("tracekern.comm.group.lacking_files", lambda num_ranks: "")
+        monkeypatch.setattr("tracekern.comm.ranks.group.lacking_files", lambda num_ranks: "")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used, said = len(os.listdir("/proc/self/fd")) - 1, []
     for room in range(20):

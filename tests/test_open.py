@@ -27,15 +27,15 @@ from typer.testing import CliRunner
 from waiting import LONG_S
 
 import tracekern
-from tracekern.cli import open_trace
 from tracekern.cli.app import app
+from tracekern.cli.commands import open_trace
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import first_waits, prepare
 from tracekern.export.write import save
+from tracekern.timeline.join.side_by_side import side_by_side
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, Timeline
-from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import perfetto_ui
 
 TRACES = Path(__file__).parent.parent / "traces"

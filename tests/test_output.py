@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from timelines import EVENTS, make_rank, make_timeline
 
-from tracekern.analysis.summary import summarize
-from tracekern.cli.info import print_summary
+from tracekern.analysis.questions.summary import summarize
+from tracekern.cli.commands.info import print_summary
 from tracekern.cli.output import console, note, table
 from tracekern.formatting import ago, escape
 

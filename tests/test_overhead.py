@@ -10,7 +10,7 @@ import pytest
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata, removed_after, reserve_launch
 from tests.kernels import run_kernel
-from tracekern.cli import overhead as command
+from tracekern.cli.commands import overhead as command
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput

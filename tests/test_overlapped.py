@@ -16,10 +16,10 @@ from rank_pool import RankPool
 from timelines import LAUNCH, make_launch, make_spans, make_timeline, make_tracks
 
 import tracekern
-from tracekern.analysis.overlap import StreamOverlap, stream_overlaps
-from tracekern.analysis.waits.event_graph import build_graph
-from tracekern.analysis.why.graph import launches_ahead
-from tracekern.comm.group import Group
+from tracekern.analysis.graph.events import build_graph
+from tracekern.analysis.graph.run_graph import launches_ahead
+from tracekern.analysis.questions.overlap import StreamOverlap, stream_overlaps
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.gemm.experts import Int4Experts
@@ -28,7 +28,7 @@ from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.p2p.reference import expected
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.model import Flows, Timeline, TrackKind, field_values
 
 SIZE, EXPERTS, TOPK, TOKENS = 128, 4, 2, 13

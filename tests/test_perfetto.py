@@ -23,7 +23,7 @@ from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.export.rows import lay_out
-from tracekern.timeline.counters import count_events
+from tracekern.timeline.facts.counters import count_events
 from tracekern.timeline.load import load as load_capture
 from tracekern.timeline.model import Flows, Marks, Spans, Timeline, Track, TrackKind
 

@@ -15,12 +15,12 @@ from tracekern.analysis.waits.analyze import WaitKind, Waits, analyze_waits
 from tracekern.analysis.waits.matrix import wait_matrix
 from tracekern.analysis.waits.statistics import wait_statistics
 from tracekern.export.formats.perfetto import write_perfetto
-from tracekern.timeline.counters import count_events
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.counters import count_events
+from tracekern.timeline.facts.iterations import LaunchIterations
+from tracekern.timeline.join.side_by_side import side_by_side
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline, TrackKind
 from tracekern.timeline.select import select, take_spans
-from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers import queries
 
 TRACES = Path(__file__).parent.parent / "traces"

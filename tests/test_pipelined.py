@@ -8,7 +8,7 @@ import pytest
 
 import tracekern
 from tests.warm_ranks import run_moe
-from tracekern.moe.options import MoeRun
+from tracekern.moe.workload.options import MoeRun
 from tracekern.timeline.model import Timeline, field_values
 
 TOKENS, PARTITIONS = 24, 4

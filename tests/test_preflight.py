@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from tests.toolchains import CSRC
-from tracekern.comm.group import MAX_HEAP_RANKS
+from tracekern.comm.devices.preflight import GpuFacts, find_profiler, judge
 from tracekern.comm.heap import Offer, refusal
-from tracekern.comm.preflight import GpuFacts, find_profiler, judge
+from tracekern.comm.ranks.group import MAX_HEAP_RANKS
 
 GIB = 1 << 30
 SOUND = GpuFacts(

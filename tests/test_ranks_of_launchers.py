@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tracekern.comm.group import Group
-from tracekern.comm.launcher_environment import local_rank
+from tracekern.comm.ranks.group import Group
+from tracekern.comm.ranks.launcher_environment import local_rank
 from tracekern.dump.reader import peek_metadata
 from tracekern.errors import BadInput
 from tracekern.launcher.rendezvous import free_port
@@ -57,7 +57,7 @@ def test_a_launcher_tells_the_rank(monkeypatch: pytest.MonkeyPatch, environment:
 
 def test_an_interactive_shell_of_several_tasks_is_one_process():
     """`srun -n 4 --pty bash`: three tasks have ended, and what is started by hand is no rank of four."""
-    words = [sys.executable, "-c", "from tracekern.comm.group import Group; print(Group.discover().num_ranks)"]
+    words = [sys.executable, "-c", "from tracekern.comm.ranks.group import Group; print(Group.discover().num_ranks)"]
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(words[0], words, os.environ | SLURM_STEP | {"SLURM_PROCID": "0"})
@@ -113,7 +113,7 @@ def test_ranks_of_mpirun_that_cannot_meet_are_refused_and_told_what_to_set(tmp_p
 
 def test_ranks_of_mpirun_meet_where_mpirun_says_who_they_are():
     program = "from tracekern.launcher.rendezvous import join_ranks; join_ranks(100.0)\n"
-    program += "from tracekern.comm.group import Group; group = Group.discover(); print(group.rank, group.num_ranks)"
+    program += "from tracekern.comm.ranks.group import Group; it = Group.discover(); print(it.rank, it.num_ranks)"
     port = str(free_port())
     mpirun = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     words = [sys.executable, "-c", program]

@@ -13,10 +13,10 @@ from test_report import FIGURES, figures_of
 from timelines import EVENTS, make_spans, make_timeline, overwrite_begins
 
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
+from tracekern.analysis.questions.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.formatting import duration
-from tracekern.moe.options import MoeRun
 from tracekern.moe.routing import draw_batch
+from tracekern.moe.workload.options import MoeRun
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
 from tracekern.timeline.select import select

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import descriptor_of, memory
-from tracekern.comm.device import HostDevice, HostMemory, HostStreams
+from tracekern.comm.devices.device import HostDevice, HostMemory, HostStreams
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
 from tracekern.record.launches import Kernel, Launches

@@ -12,7 +12,7 @@ import pytest
 
 from tests.captures import EVENT_TABLE
 from tests.kernels import run_kernel
-from tracekern.comm.device import HostDevice
+from tracekern.comm.devices.device import HostDevice
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.record.session import Capture, capture

@@ -17,10 +17,10 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overw
 
 from tracekern.analysis.doubt import Blame, Interval
 from tracekern.analysis.findings import Findings, analyze
-from tracekern.analysis.gantt import choose_iterations
+from tracekern.analysis.questions.gantt import choose_iterations
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.formatting import duration, percent
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import ClockFit, Flows, Problem, Spans, Timeline, TrackKind
 from tracekern.timeline.select import take_spans

@@ -15,10 +15,10 @@ import pytest
 
 import tracekern
 from tests.waiting import wait_until
-from tracekern.comm import resident
-from tracekern.comm.group import Group
-from tracekern.comm.resident import Residents
-from tracekern.comm.this_thread import rank_of_thread
+from tracekern.comm.devices.this_thread import rank_of_thread
+from tracekern.comm.ranks import resident
+from tracekern.comm.ranks.group import Group
+from tracekern.comm.ranks.resident import Residents
 from tracekern.errors import BadInput, PeerLost
 from tracekern.gate.run import read_run
 from tracekern.launcher.launch import RankExit, launch_ranks

@@ -12,8 +12,8 @@ from tracekern.analysis.waits.full_rings import DryRing, FullRing
 from tracekern.analysis.waits.ring_fill import RingFill, find_ring_fills
 from tracekern.dump.event_table import parse_event
 from tracekern.errors import BadInput
-from tracekern.timeline.counters import count_events
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.facts.counters import count_events
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Flows, Timeline
 from tracekern.viewers.report.questions.time import QUESTION, named_rings
 

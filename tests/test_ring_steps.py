@@ -11,11 +11,19 @@ from int4_experts import draw_layer
 from timelines import EVENTS, make_launch, make_spans, make_timeline
 
 import tracekern
-from tracekern.analysis.balance import analyze_balance
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.ring_steps import CONSUMER_STEPS, PRODUCER_STEPS, SAMPLE, TILE, Limit, RingSteps, ring_steps
+from tracekern.analysis.questions.balance import analyze_balance
+from tracekern.analysis.questions.ring_steps import (
+    CONSUMER_STEPS,
+    PRODUCER_STEPS,
+    SAMPLE,
+    TILE,
+    Limit,
+    RingSteps,
+    ring_steps,
+)
 from tracekern.moe.gemm import fused_moe_apply, prepare_weights
-from tracekern.timeline.counters import count_events
+from tracekern.timeline.facts.counters import count_events
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
 from tracekern.viewers.report.questions.staging import describe_rings
 from tracekern.viewers.report.report_page import report_page

@@ -8,10 +8,10 @@ import pytest
 from kernels import TrackWriter
 
 import tracekern
-from tracekern.analysis.balance import analyze_balance
+from tracekern.analysis.questions.balance import analyze_balance
 from tracekern.analysis.waits.analyze import analyze_waits
+from tracekern.timeline.facts.roles import roles_of
 from tracekern.timeline.model import Timeline, TrackKind
-from tracekern.timeline.roles import roles_of
 
 EVENT = {"ends_at": "completion", "channel": "", "begin_fields": "", "end_fields": ""}
 TABLE = {

@@ -22,10 +22,10 @@ from tracekern.dump.fault import describe_fault
 from tracekern.errors import BadInput, CommTimeout, TracekernError
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
 from tracekern.launcher.rendezvous import free_port
-from tracekern.moe.options import MoeRun
-from tracekern.moe.reports import RankReport, RunReport
 from tracekern.moe.routing import draw_batch
-from tracekern.moe.run import _explain, _find_followers
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.reports import RankReport, RunReport
+from tracekern.moe.workload.run import _explain, _find_followers
 from tracekern.timeline.model import OPEN_END, EventClass
 from tracekern.viewers.report.headlines import headlines
 
@@ -239,7 +239,7 @@ def test_options_that_cannot_be_are_refused(options, said):
     ("text", "said"), [("{", "TRACEKERN_MOE_RUN is '{': Expecting"), ('{"ranks": 0}', "ranks is 0; wanted 1 to 64\n")]
 )
 def test_a_rank_started_with_options_that_cannot_be_says_so_in_a_line(text, said):
-    command = [sys.executable, "-m", "tracekern.moe.worker"]
+    command = [sys.executable, "-m", "tracekern.moe.workload.worker"]
     ended = subprocess.run(command, env={**os.environ, "TRACEKERN_MOE_RUN": text}, capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stderr.startswith(said)
@@ -413,7 +413,7 @@ def test_torchrun_gives_the_same_capture(tmp_path):
     port = free_port()
     agents = [
         subprocess.Popen(
-            [*command, f"--master-port={port}", f"--node-rank={node}", "-m", "tracekern.moe.worker"],
+            [*command, f"--master-port={port}", f"--node-rank={node}", "-m", "tracekern.moe.workload.worker"],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

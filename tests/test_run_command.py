@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.test_cli import refused
-from tracekern.analysis.summary import EventSummary, Summary
-from tracekern.cli.run_moe import _longest_wait, _plans_of_all, _print, _Result
+from tracekern.analysis.questions.summary import EventSummary, Summary
+from tracekern.cli.commands.run_moe import _longest_wait, _plans_of_all, _print, _Result
 from tracekern.dump.format import SEGMENT_MAGIC
 from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
-from tracekern.moe.options import MoeRun
-from tracekern.moe.reports import RunReport
 from tracekern.moe.routing import ROUTINGS
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.reports import RunReport
 
 SMALL = ("--ranks", 4, "--tokens", 12, "--hidden", 96, "--experts", 8, "--topk", 3, "--iterations", 2)
 TOPK = 3

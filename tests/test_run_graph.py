@@ -15,14 +15,14 @@ from timelines import timelines
 
 import tracekern
 from tracekern.analysis.findings import analyze
+from tracekern.analysis.graph import longest_path
+from tracekern.analysis.graph.events import EventGraph, build_graph
+from tracekern.analysis.graph.longest_path import InterpretedPath, order_graph
+from tracekern.analysis.graph.run_graph import RunGraph, build_run_graph
 from tracekern.analysis.waits.analyze import analyze_waits
-from tracekern.analysis.waits.event_graph import EventGraph, build_graph
-from tracekern.analysis.why import longest_path
 from tracekern.analysis.why.candidates import Candidate, CauseKind
-from tracekern.analysis.why.graph import RunGraph, build_run_graph
-from tracekern.analysis.why.longest_path import InterpretedPath, order_graph
 from tracekern.dump.format import ALIGN
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.model import Timeline
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
@@ -88,7 +88,7 @@ def test_python_answers_what_the_extension_answers(case: Case, tmp_path: Path, m
         asked.append(graph)
         return InterpretedPath(*graph)
 
-    monkeypatch.setattr("tracekern.analysis.why.moments.order_graph", interpreted)
+    monkeypatch.setattr("tracekern.analysis.graph.moments.order_graph", interpreted)
     answer = analyze(timeline).answer
     assert asked
     assert [cost.candidate for cost in answer.costs] == [cost.candidate for cost in compiled.costs]

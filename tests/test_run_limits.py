@@ -23,9 +23,9 @@ from tracekern.launcher import start
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
 from tracekern.launcher.watch import PHASES, Limits, Watch
-from tracekern.moe.options import MoeRun
-from tracekern.moe.reports import RunReport
-from tracekern.moe.run import _limits, run
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.reports import RunReport
+from tracekern.moe.workload.run import _limits, run
 from tracekern.record.session import CLOSE_TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,7 @@ class Badly:
         limits = Limits(**{f"{phase}_s": float(WITHIN_S[phase]) for phase in tight}, raised_by="--limit-s")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("BAD_RANK", how)
-            patch.setattr("tracekern.moe.run._limits", lambda options: limits)
+            patch.setattr("tracekern.moe.workload.run._limits", lambda options: limits)
             return run(MoeRun(**SMALL, timeout_ms=6000), self.directory, spawner=self.spawner, **more)
 
 

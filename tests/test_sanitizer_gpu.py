@@ -12,8 +12,8 @@ import pytest
 import torch
 from toolchains import ROOT, sanitizer
 
-from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES
+from tracekern.moe.workload.options import MoeRun
 
 
 def sanitize(tool: str, variant: str, directory: str, expert: str = "scale") -> None:
@@ -39,7 +39,7 @@ def sanitize(tool: str, variant: str, directory: str, expert: str = "scale") -> 
         "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
         "TRACEKERN_MOE_CAPTURE": directory,
     }
-    command = [*sanitizer(tool), sys.executable, "-m", "tracekern.moe.worker"]
+    command = [*sanitizer(tool), sys.executable, "-m", "tracekern.moe.workload.worker"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from timelines import COPY, make_spans, make_timeline, timelines
 
 from tracekern.errors import BadInput
+from tracekern.timeline.facts.open_spans import known_ends
 from tracekern.timeline.model import OPEN_END, Flows, Marks, Problem, Timeline
-from tracekern.timeline.open_spans import known_ends
 from tracekern.timeline.select import select, take_tracks
 
 Described = tuple

@@ -16,7 +16,7 @@ import pytest
 
 from tests.captures import EVENT_TABLE, ROLES
 from tests.kernels import TrackWriter, run_kernel
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import peek_metadata, read_dump
 from tracekern.errors import BadInput

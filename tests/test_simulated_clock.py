@@ -6,8 +6,8 @@ import numpy as np
 
 from tracekern import _core
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.device import HostClock
-from tracekern.comm.group import Group
+from tracekern.comm.devices.device import HostClock
+from tracekern.comm.ranks.group import Group
 
 SECOND = 1_000_000_000
 T0 = 1_234 * SECOND + 567

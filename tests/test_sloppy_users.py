@@ -19,7 +19,7 @@ from rank_pool import RankPool
 from test_low_latency import draw, expert_rows, make_buffer, shape_of
 from waiting import in_a_while
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import TracekernError
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer

@@ -11,9 +11,9 @@ from toolchains import ROOT, program
 
 import tracekern
 from tracekern.errors import BadInput
-from tracekern.moe.options import MoeRun
-from tracekern.moe.placement import place
-from tracekern.moe.run import run
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.placement import place
+from tracekern.moe.workload.run import run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from slow_link import stores_between_nodes

@@ -15,7 +15,7 @@ from tracekern.analysis.doubt import blame_ranks, name_worst
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.analysis.why.candidates import CauseKind
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch

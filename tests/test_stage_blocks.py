@@ -11,17 +11,17 @@ from rank_pool import RankPool
 
 import tracekern
 from tests.warm_ranks import run_moe
+from tracekern.cli.commands.run_moe import _print, _Result
 from tracekern.cli.options import parse_blocks
-from tracekern.cli.run_moe import _print, _Result
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.family import blocks_by_stage
-from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.p2p.reference import expected
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
+from tracekern.moe.workload.options import MoeRun
 
 RANKS = 2
 SHAPE = MoeShape(RANKS, 9, 8, 3, 64, "bf16")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from timelines import BARRIER, COPY, LAUNCH, SIGNAL, WAIT, make_launch, make_spans, make_timeline, timelines
 
 from tracekern.analysis.findings import Findings, analyze
-from tracekern.analysis.stages import StageTimes, stage_times
-from tracekern.analysis.time_shares import share_time
+from tracekern.analysis.questions.stages import StageTimes, stage_times
+from tracekern.analysis.questions.time_shares import share_time
 from tracekern.formatting import duration
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Flows, TrackKind

@@ -13,13 +13,13 @@ from timelines import EVENTS, make_launch, make_spans, make_timeline, overwrite_
 
 import tracekern
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.staging import EXPOSED, MULTIPLIES, Staging, staging
+from tracekern.analysis.questions.staging import EXPOSED, MULTIPLIES, Staging, staging
 from tracekern.formatting import percent
 from tracekern.moe.gemm import fused_moe_apply
 from tracekern.moe.gemm.kernels import STAGINGS
+from tracekern.timeline.join.side_by_side import side_by_side
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
-from tracekern.timeline.side_by_side import side_by_side
 from tracekern.viewers.report.questions.staging import describe_staging
 from tracekern.viewers.report.report_page import report_page
 

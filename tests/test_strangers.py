@@ -12,8 +12,8 @@ import pytest
 
 from tests.captures import CaptureSpec, fill_segment
 from tests.conftest import CommandLine
-from tracekern.cli.open_trace import _trace_of
-from tracekern.cli.run_moe import _write_trace
+from tracekern.cli.commands.open_trace import _trace_of
+from tracekern.cli.commands.run_moe import _write_trace
 from tracekern.dump.format import TRACE_NAME
 from tracekern.dump.reader import run_in
 from tracekern.errors import BadInput

@@ -10,8 +10,8 @@ import pytest
 from captures import CaptureSpec, write_capture
 
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.summary import summarize
-from tracekern.cli.info import clock as clock_text
+from tracekern.analysis.questions.summary import summarize
+from tracekern.cli.commands.info import clock as clock_text
 from tracekern.formatting import count
 from tracekern.timeline.load import load
 from tracekern.timeline.model import (

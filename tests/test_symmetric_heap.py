@@ -17,13 +17,13 @@ from tests.rank_pool import RankPool
 from tests.warm_ranks import run_ranks
 from tracekern.comm import descriptors
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CommTimeout, PeerLost
 
 LISTS_NAMES = """
 import os, sys
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 
 def note(event, arguments):
     if event == "open" and arguments[2] & os.O_CREAT and str(arguments[0]).startswith("/dev/shm"):
@@ -55,7 +55,7 @@ ASKS_FOR_MORE = """
 import torch.distributed as dist
 from tracekern.errors import BadInput
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 
 dist.init_process_group("gloo")
 group = Group.discover()

@@ -14,8 +14,8 @@ import torch
 from rank_pool import RankPool
 
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group
-from tracekern.comm.this_thread import rank_of_thread
+from tracekern.comm.devices.this_thread import rank_of_thread
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CommTimeout
 from tracekern.launcher.resident import run_residents
 from tracekern.moe.p2p.pipeline import P2PPipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from timelines import HOST, make_spans, make_timeline
 
 import tracekern
-from tracekern.analysis.overlap import RankThreads, ThreadOverlap, thread_overlaps
+from tracekern.analysis.questions.overlap import RankThreads, ThreadOverlap, thread_overlaps
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, Track, TrackKind
 from tracekern.viewers.report.questions.overlap import describe_threads, draw
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from timelines import BARRIER, COPY, LAUNCH, SIGNAL, WAIT, make_spans, make_timeline, timelines
 
-from tracekern.analysis.time_shares import share_time
+from tracekern.analysis.questions.time_shares import share_time
 from tracekern.timeline.model import OPEN_END, Flows
 
 WARP, OTHER_WARP = 2, 3  # device tracks of rank 0; track 8 is the first warp of rank 1

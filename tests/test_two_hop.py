@@ -15,7 +15,7 @@ import torch
 from two_hop_check import Case, bring, dispatch, make_buffer, num_wrong, wanted
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CallBroken, CommTimeout
 from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.experts import draw_experts
@@ -241,7 +241,7 @@ def test_bad_input_is_told_before_a_launch(change, told):
     [
         ({"num_nodes": 2}, "1 ranks on 2 nodes; wanted as many on each"),
         ({"num_nodes": 0}, "num_nodes is 0; wanted 1 to 16"),
-        ({"low_latency_mode": True}, "low_latency_mode is True; that is tracekern.moe.buffer.Buffer"),
+        ({"low_latency_mode": True}, "low_latency_mode is True; that is tracekern.moe.calls.buffer.Buffer"),
         ({"num_nvl_bytes": -1}, "num_nvl_bytes is -1; wanted 0"),
         ({"num_max_tokens_per_rank": 1 << 20}, "num_max_tokens_per_rank is 1048576; wanted 1 to 1048575"),
     ],

@@ -16,8 +16,8 @@ from toolchains import sanitizer
 
 import tracekern
 from tracekern.launcher.launch import launch_ranks
-from tracekern.moe.options import MoeRun
-from tracekern.moe.run import run
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}

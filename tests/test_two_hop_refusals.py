@@ -9,7 +9,7 @@ import torch
 from two_hop_check import Case, bring, combine_wrong, combined_wanted, dispatch, make_buffer
 from two_hop_refusals import damaged_calls, is_as_wanted, spoilt_calls
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.two_hop import Config
 from tracekern.moe.two_hop.handle import Handle

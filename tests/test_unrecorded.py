@@ -10,11 +10,11 @@ import pytest
 from tests.test_session import TABLE, launch
 from tests.test_snapshot import start  # noqa: F401, a fixture
 from tracekern.analysis.findings import analyze
-from tracekern.comm.device import HostDevice
+from tracekern.comm.devices.device import HostDevice
 from tracekern.dump.reader import peek_metadata
-from tracekern.moe.calls import num_counted
-from tracekern.moe.options import MoeRun
-from tracekern.moe.run import run
+from tracekern.moe.calls.call import num_counted
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.run import run
 from tracekern.record.session import capture
 from tracekern.segment.unrecorded import why_refused
 from tracekern.timeline.load import load

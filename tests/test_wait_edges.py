@@ -16,7 +16,7 @@ from tracekern.analysis.waits.edges import local_barriers
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.timeline.decode.decoder import decode
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Timeline
 from tracekern.timeline.select import select, take_spans
 

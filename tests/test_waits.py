@@ -18,8 +18,8 @@ import tracekern
 from tracekern.analysis.waits.analyze import CLASSES, Waits, analyze_waits, named_peers, overtaken
 from tracekern.analysis.waits.edges import NEVER
 from tracekern.errors import BadInput
+from tracekern.timeline.facts.open_spans import known_ends
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline
-from tracekern.timeline.open_spans import known_ends
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"
 

@@ -10,8 +10,8 @@ from tests.scenarios import EVENTS, NUMBER
 from tests.timelines import make_launch, make_rank, make_spans
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
-from tracekern.timeline.flows import join_flows
-from tracekern.timeline.iterations import find_iterations
+from tracekern.timeline.facts.iterations import find_iterations
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, ClockFit, Timeline, Track, TrackKind
 from tracekern.viewers.report.headlines import headlines

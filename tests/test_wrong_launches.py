@@ -10,9 +10,9 @@ import pytest
 from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter, descriptor_of, memory, run_kernel
 from tracekern.analysis.findings import analyze
+from tracekern.analysis.questions.summary import summarize
 from tracekern.analysis.statistics import phase_statistics
-from tracekern.analysis.summary import summarize
-from tracekern.cli.info import print_summary
+from tracekern.cli.commands.info import print_summary
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.record.session import capture

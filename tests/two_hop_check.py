@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.two_hop import Buffer, Config
 from tracekern.moe.two_hop.handle import Received
 from tracekern.moe.two_hop.layout import Nodes, get_dispatch_layout

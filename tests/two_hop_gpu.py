@@ -11,7 +11,7 @@ from two_hop_check import Case, bring, combine_wrong, combined_wanted, dispatch,
 from two_hop_refusals import damaged_calls, is_as_wanted, spoilt_calls
 
 import tracekern
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.launcher.resident import run_residents
 from tracekern.moe.two_hop import Buffer, Config

@@ -13,9 +13,9 @@ from scenarios import EVENTS, NUMBER
 from timelines import make_launch, make_rank, make_spans
 
 from tracekern.analysis.waits.analyze import CLASSES
-from tracekern.timeline.flows import join_flows
+from tracekern.timeline.facts.open_spans import endless_waits, known_ends
+from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ChannelKind, EventClass, Timeline, Track, TrackKind, unpack_field
-from tracekern.timeline.open_spans import endless_waits, known_ends
 
 NEVER = 1 << 61
 Wait = dict[str, int]

@@ -36,7 +36,7 @@ PRELOADED = (
 )
 """What commands import: each of hundreds would take 0.1 to 0.5 CPU seconds for it."""
 OF_RANKS = (
-    "tracekern.moe.worker",
+    "tracekern.moe.workload.worker",
     "tracekern.launcher.spawner",
     "torch.distributed",
     "numpy.random",

@@ -18,9 +18,9 @@ import tracekern.record.session  # noqa: F401 - for the forks
 from tracekern import _core  # noqa: F401 - for the forks
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner
-from tracekern.moe.options import MoeRun
-from tracekern.moe.reports import RunReport
-from tracekern.moe.run import WORKER, run
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.reports import RunReport
+from tracekern.moe.workload.run import WORKER, run
 
 PROGRAM = "RANK_PROGRAM"
 
@@ -46,7 +46,7 @@ def run_ranks(
 
 
 def run_moe(options: MoeRun, directory: Path | str, *more: Any, **named: Any) -> RunReport:
-    """Runs tracekern.moe.run.run() with ranks from the warm spawner."""
+    """Runs tracekern.moe.workload.run.run() with ranks from the warm spawner."""
     return run(options, directory, *more, spawner=warm_spawner(WORKER), **named)
 
 

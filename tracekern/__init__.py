@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracekern.analysis.findings import analyze
     from tracekern.comm.communicator import Communicator
-    from tracekern.comm.group import Group
+    from tracekern.comm.ranks.group import Group
     from tracekern.errors import BadInput, CallBroken, CommTimeout, DeviceLost, TracekernError
     from tracekern.export.write import save
     from tracekern.launcher.launch import launch_ranks
@@ -47,7 +47,7 @@ _LOADED_ON_USE = {
     "analyze": "tracekern.analysis.findings",
     "capture": "tracekern.record.session",
     "Communicator": "tracekern.comm.communicator",
-    "Group": "tracekern.comm.group",
+    "Group": "tracekern.comm.ranks.group",
     "launch_ranks": "tracekern.launcher.launch",
     "load": "tracekern.timeline.load",
     "range": "tracekern.record.host_range",

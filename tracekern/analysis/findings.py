@@ -9,21 +9,22 @@ from functools import cached_property
 
 import numpy as np
 
-from tracekern.analysis.balance import Balance, LinkLimit, analyze_balance
 from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
-from tracekern.analysis.hang import Death, Hang, find_deaths, find_hang
-from tracekern.analysis.held_up import HeldUp, find_held_up
-from tracekern.analysis.imbalance import Imbalance, work_imbalance
-from tracekern.analysis.overlap import RankThreads, StreamOverlap, stream_overlaps, thread_overlaps
-from tracekern.analysis.receive_matrix import ReceiveMatrix, receive_matrix
-from tracekern.analysis.ring_steps import RingSteps, ring_steps
-from tracekern.analysis.stages import StageTimes, stage_times
-from tracekern.analysis.staging import Staging, staging
-from tracekern.analysis.summary import Summary, summarize
-from tracekern.analysis.time_shares import TimeShares, share_time
-from tracekern.analysis.transfers import TransferWaits, divide_transfer_waits
+from tracekern.analysis.graph.events import EventGraph, build_graph
+from tracekern.analysis.graph.moments import Moments, find_moments
+from tracekern.analysis.questions.balance import Balance, LinkLimit, analyze_balance
+from tracekern.analysis.questions.hang import Death, Hang, find_deaths, find_hang
+from tracekern.analysis.questions.held_up import HeldUp, find_held_up
+from tracekern.analysis.questions.imbalance import Imbalance, work_imbalance
+from tracekern.analysis.questions.overlap import RankThreads, StreamOverlap, stream_overlaps, thread_overlaps
+from tracekern.analysis.questions.receive_matrix import ReceiveMatrix, receive_matrix
+from tracekern.analysis.questions.ring_steps import RingSteps, ring_steps
+from tracekern.analysis.questions.stages import StageTimes, stage_times
+from tracekern.analysis.questions.staging import Staging, staging
+from tracekern.analysis.questions.summary import Summary, summarize
+from tracekern.analysis.questions.time_shares import TimeShares, share_time
+from tracekern.analysis.questions.transfers import TransferWaits, divide_transfer_waits
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
-from tracekern.analysis.waits.event_graph import EventGraph, build_graph
 from tracekern.analysis.waits.full_rings import DryRing, FullRing, find_dry_rings, find_full_rings
 from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
 from tracekern.analysis.waits.ring_fill import RingFill, find_ring_fills
@@ -31,10 +32,9 @@ from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
 from tracekern.analysis.why.answer import Answer, explain, no_cost
 from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
 from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, critical_path
-from tracekern.analysis.why.moments import Moments, find_moments
 from tracekern.formatting import duration, percent
-from tracekern.timeline.damage import damage_of
-from tracekern.timeline.iterations import Iterations, LaunchIterations, find_iterations
+from tracekern.timeline.facts.iterations import Iterations, LaunchIterations, find_iterations
+from tracekern.timeline.join.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
 

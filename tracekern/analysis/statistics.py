@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.formatting import brief
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.intervals import unions
-from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import (
     CONTRADICTION_KINDS,
     LOSS_KINDS,

@@ -9,13 +9,12 @@ import typer
 import typer.core
 
 from tracekern import __version__
-from tracekern.cli import (
+from tracekern.cli.commands import (
     ab,
     check,
+    convert,
     diff,
-    export,
     info,
-    merge,
     open_trace,
     overhead,
     record,
@@ -54,8 +53,8 @@ _COMMANDS: dict[str, list[tuple[str, Callable[..., None], str]]] = {
     "Look": [
         ("info", info.info, "tracekern info my-capture"),
         ("report", report.report, "tracekern report my-capture -o report.html"),
-        ("merge", merge.merge, "tracekern merge node-0/ node-1/ -o trace.pftrace.gz"),
-        ("export", export.export, "tracekern export my-capture -o spans.parquet"),
+        ("merge", convert.merge, "tracekern merge node-0/ node-1/ -o trace.pftrace.gz"),
+        ("export", convert.export, "tracekern export my-capture -o spans.parquet"),
         ("open", open_trace.open_trace, "tracekern open my-capture"),
         ("diff", diff.diff, "tracekern diff before/ after/ -o diff.html"),
     ],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tracekern.cli.output import console, table
 
 if TYPE_CHECKING:
-    from tracekern.analysis.stages import StageTimes
+    from tracekern.analysis.questions.stages import StageTimes
 
 
 def print_stages(times: StageTimes, of_window: bool = False) -> None:

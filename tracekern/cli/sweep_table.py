@@ -8,8 +8,8 @@ from tracekern.cli.output import console, table
 from tracekern.formatting import count, duration
 
 if TYPE_CHECKING:
-    from tracekern.moe.options import MoeRun
-    from tracekern.moe.reports import RankReport
+    from tracekern.moe.workload.options import MoeRun
+    from tracekern.moe.workload.reports import RankReport
 
 
 def print_sweep(plan: MoeRun, report: RankReport) -> None:

@@ -10,12 +10,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracekern.comm.agreement import MAX_TEXT, Check, Said
-from tracekern.comm.board import Board, PassedBy
-from tracekern.comm.cpu import CpuDevice, clock_from_environment
-from tracekern.comm.device import CaptureDevice
-from tracekern.comm.group import Group, require_group
+from tracekern.comm.devices.cpu import CpuDevice, clock_from_environment
+from tracekern.comm.devices.device import CaptureDevice
 from tracekern.comm.heap import SymmetricHeap
+from tracekern.comm.ranks.agreement import MAX_TEXT, Check, Said
+from tracekern.comm.ranks.board import Board, PassedBy
+from tracekern.comm.ranks.group import Group, require_group
 from tracekern.comm.symmetric_memory import MappedHeap, SymmetricAllocator, SymmetricTensor
 from tracekern.dump.fault import describe_fault, parse_fault
 from tracekern.dump.format import ALIGN, RANK_BARRIER
@@ -112,7 +112,7 @@ class Communicator:
         self._is_inherited = False
         self._on_reset: list[Callable[[], None]] = []
         if backend == "cuda":
-            from tracekern.comm.cuda import open_cuda
+            from tracekern.comm.devices.cuda import open_cuda
 
             self.native, self.device = open_cuda(group, num_bytes, timeout_s)
         else:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import PeerLost
 from tracekern.segment.peers import is_own
 

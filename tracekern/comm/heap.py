@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracekern.comm.descriptors import exchange_descriptors
-from tracekern.comm.group import MAX_HEAP_RANKS, Group
-from tracekern.comm.node import descriptor_reach
+from tracekern.comm.ranks.group import MAX_HEAP_RANKS, Group
+from tracekern.comm.ranks.node import descriptor_reach
 from tracekern.errors import BadInput
 from tracekern.segment.names import SHM_DIR
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.timeline.iterations import LaunchIterations, find_iterations
+from tracekern.timeline.facts.iterations import LaunchIterations, find_iterations
+from tracekern.timeline.facts.open_spans import known_ends
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
@@ -25,7 +26,6 @@ from tracekern.timeline.model import (
     Timeline,
     TrackKind,
 )
-from tracekern.timeline.open_spans import known_ends
 from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]

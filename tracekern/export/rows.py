@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracekern.export import labels
-from tracekern.timeline.counters import Counter
-from tracekern.timeline.host import is_torch_lane
+from tracekern.timeline.facts.counters import Counter
+from tracekern.timeline.join.host_lanes import is_torch_lane
 from tracekern.timeline.model import Timeline, Track, TrackKind
 
 _BLOCKS = "blocks"

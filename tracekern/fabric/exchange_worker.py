@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import TracekernError
 from tracekern.fabric.done import DoneFlag
 from tracekern.fabric.engine import MemoryRegionDescriptor, Net, TransferEngine

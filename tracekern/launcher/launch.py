@@ -101,7 +101,7 @@ def launch_ranks(
         kill_after_s: How long the others may run after one has failed; at most 3 s until one has told that it runs.
         limits: The longest times without progress, if the target tells its phases. None: a function has 60 s to start.
         run_id: Name of the run; made up where empty.
-        resident: The ranks of a function are threads of one process (tracekern.comm.resident), and lines rank 0's.
+        resident: The ranks of a function are threads of one process (comm/ranks/resident.py), and lines rank 0's.
 
     Returns:
         How each rank ended, [num_ranks].

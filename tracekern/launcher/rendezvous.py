@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from tracekern.comm.launcher_environment import rank_and_size
+from tracekern.comm.ranks.launcher_environment import rank_and_size
 from tracekern.errors import BadInput, PeerLost, packages_for
 
 _STORE, _SOCKET = "TRACEKERN_STORE", "TRACEKERN_STORE_SOCKET"

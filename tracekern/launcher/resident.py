@@ -1,5 +1,4 @@
-"""Runs a function as resident ranks (tracekern.comm.resident): a thread each, with a stream of its own where there is
-a GPU."""
+"""Runs a function as resident ranks (comm/ranks/resident.py): threads, each with a stream of its own on a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tracekern.comm.resident import Residents
+from tracekern.comm.ranks.resident import Residents
 from tracekern.launcher.status import exit_status
 
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"

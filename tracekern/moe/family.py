@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CallPipeline(Protocol):
-    """One call on this rank: tokens to their experts and back (tracekern.moe.pipeline.Pipeline)."""
+    """One call on this rank: tokens to their experts and back (tracekern.moe.calls.pipeline.Pipeline)."""
 
     comm: Communicator
     options: dict[str, int]

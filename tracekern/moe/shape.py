@@ -6,7 +6,7 @@ import numbers
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracekern.comm.group import MAX_HEAP_RANKS
+from tracekern.comm.ranks.group import MAX_HEAP_RANKS
 from tracekern.errors import BadInput
 from tracekern.formatting import shown
 

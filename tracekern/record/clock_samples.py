@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.comm.device import CaptureDevice, DeviceClock, HeapPeers
-from tracekern.comm.group import Group, message_timeout_s
-from tracekern.comm.node import share_segments
+from tracekern.comm.devices.device import CaptureDevice, DeviceClock, HeapPeers
+from tracekern.comm.ranks.group import Group, message_timeout_s
+from tracekern.comm.ranks.node import share_segments
 from tracekern.dump import format as fmt
 from tracekern.dump.format import CLOCK_SAMPLE, SampleKind
 from tracekern.errors import PeerLost, one_line

@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tracekern.comm.group import losing_peers
-from tracekern.comm.launcher_environment import rank_and_size
-from tracekern.comm.meeting import meet
-from tracekern.comm.this_thread import this_resident
+from tracekern.comm.devices.this_thread import this_resident
+from tracekern.comm.ranks.group import losing_peers
+from tracekern.comm.ranks.launcher_environment import rank_and_size
+from tracekern.comm.ranks.meeting import meet
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput, one_line
 from tracekern.record.guard import Guard

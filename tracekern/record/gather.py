@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.torch_profile import read_profile
 from tracekern.errors import BadInput, PeerLost

@@ -23,7 +23,7 @@ from tracekern.record.regions import RegionSets
 from tracekern.segment.launch_plan import LaunchPlan
 
 if TYPE_CHECKING:
-    from tracekern.comm.device import CaptureDevice
+    from tracekern.comm.devices.device import CaptureDevice
     from tracekern.segment.writer import SegmentWriter
 
 MAX_LAUNCHES_OF_A_GRAPH = 64

@@ -23,7 +23,7 @@ from tracekern.segment.pack import is_of_launch
 from tracekern.segment.writer import MAX_LAUNCHES
 
 if TYPE_CHECKING:
-    from tracekern.comm.device import CaptureDevice
+    from tracekern.comm.devices.device import CaptureDevice
     from tracekern.segment.writer import SegmentWriter
 
 

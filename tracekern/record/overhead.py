@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from tracekern.comm.preflight import why_no_gpu
+from tracekern.comm.devices.preflight import why_no_gpu
 from tracekern.errors import BadInput
 
 WARPS_PER_SM = (4, 16, 32)

@@ -18,7 +18,7 @@ from tracekern.dump import format as fmt
 from tracekern.segment.launch_plan import LaunchPlan, Region
 
 if TYPE_CHECKING:
-    from tracekern.comm.device import CaptureDevice
+    from tracekern.comm.devices.device import CaptureDevice
     from tracekern.segment.writer import SegmentWriter
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tracekern.comm.device import CaptureDevice, open_device
-from tracekern.comm.group import Group
-from tracekern.comm.node import directory_id
-from tracekern.comm.this_thread import this_resident
+from tracekern.comm.devices.device import CaptureDevice, open_device
+from tracekern.comm.devices.this_thread import this_resident
+from tracekern.comm.ranks.group import Group
+from tracekern.comm.ranks.node import directory_id
 from tracekern.dump import format as fmt
 from tracekern.dump.attempts import place_of
 from tracekern.errors import BadInput, one_line

@@ -27,8 +27,8 @@ from tracekern.record.overhead import overhead_ns
 from tracekern.record.sinks import Sink
 
 if TYPE_CHECKING:
-    from tracekern.comm.device import CaptureDevice
-    from tracekern.comm.group import Group
+    from tracekern.comm.devices.device import CaptureDevice
+    from tracekern.comm.ranks.group import Group
     from tracekern.record.selection import Selection
 
 _log = logging.getLogger("tracekern")

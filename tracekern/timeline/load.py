@@ -18,14 +18,14 @@ from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
 from tracekern.timeline.clocks.by_hosts import fit_by_hosts, round_trips
 from tracekern.timeline.clocks.fit import UnrelatedClocks, apply_clock, fit_clocks, unaligned_clocks
-from tracekern.timeline.clocks.flows import step_problems, tighten_clocks
-from tracekern.timeline.clocks.host import apply_host, relate_hosts, time_of_death
-from tracekern.timeline.concatenate import concatenate
-from tracekern.timeline.damage import damaged_times
+from tracekern.timeline.clocks.flow_bounds import step_problems, tighten_clocks
+from tracekern.timeline.clocks.host_times import apply_host, relate_hosts, time_of_death
 from tracekern.timeline.decode.decoder import decode
-from tracekern.timeline.engine_peers import name_peers
-from tracekern.timeline.flows import join_flows
-from tracekern.timeline.host import HostLane, add_lanes, read_lanes
+from tracekern.timeline.join.concatenate import concatenate
+from tracekern.timeline.join.damage import damaged_times
+from tracekern.timeline.join.engine_peers import name_peers
+from tracekern.timeline.join.flows import join_flows
+from tracekern.timeline.join.host_lanes import HostLane, add_lanes, read_lanes
 from tracekern.timeline.model import LOSS_KINDS, OPEN_END, ClockFit, Int32, Int64, Problem, Timeline, TrackKind
 
 _DECODE_THREADS = 2

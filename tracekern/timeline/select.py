@@ -10,9 +10,9 @@ import numpy as np
 
 from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
-from tracekern.timeline.damage import damage_of, damaged_times
+from tracekern.timeline.facts.open_spans import known_ends
+from tracekern.timeline.join.damage import damage_of, damaged_times
 from tracekern.timeline.model import ABSENT_KINDS, OPEN_END, Flows, Int32, Int64, Mask, Problem, Timeline
-from tracekern.timeline.open_spans import known_ends
 
 Window = tuple[int, int]
 """Two times in the timeline's unit, counted from its origin, both included."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.hang import Holder, OpenWait
 from tracekern.analysis.left_out import left_out
-from tracekern.analysis.summary import Summary
+from tracekern.analysis.questions.hang import Holder, OpenWait
+from tracekern.analysis.questions.summary import Summary
 from tracekern.formatting import count, duration, factor, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
 from tracekern.timeline.fault import fault_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekern.analysis.held_up import HeldUp, LastWait
+from tracekern.analysis.questions.held_up import HeldUp, LastWait
 from tracekern.formatting import duration, ranks
 
 _MOST_TOLD = 3

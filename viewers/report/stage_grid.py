@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.stages import StageTime, StageTimes
+from tracekern.analysis.questions.stages import StageTime, StageTimes
 from tracekern.formatting import count, duration, factor, percent
 
 _MAX_RANKS = 8

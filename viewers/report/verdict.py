@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.transfers import TransferBlame, blame_transfers
+from tracekern.analysis.graph.events import BETWEEN_SPANS, NOT_STARTED
+from tracekern.analysis.questions.transfers import TransferBlame, blame_transfers
 from tracekern.analysis.waits.analyze import Phase
-from tracekern.analysis.waits.event_graph import BETWEEN_SPANS, NOT_STARTED
 from tracekern.analysis.why.answer import MIN_SHARE, Answer, Cause, Silence
 from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.analysis.why.replays import Saving

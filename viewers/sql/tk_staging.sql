@@ -1,5 +1,5 @@
 -- How much of staging hides under the multiplication, by expert and warp? Of sweeps that are on record step by step, as
--- int4 experts have them with `detail`. Needs tk_wait.sql. Same numbers as tracekern.analysis.staging;
+-- int4 experts have them with `detail`. Needs tk_wait.sql. Same numbers as tracekern.analysis.questions.staging;
 -- docs/int4_trace.md says what is hidden and what is exposed.
 
 create or replace perfetto view tk_staging as

@@ -17,8 +17,10 @@ import numpy.typing as npt
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits import edges as wait_edges
 from tracekern.errors import BadInput
-from tracekern.timeline.flows import waits_for_nobody
+from tracekern.timeline.facts.open_spans import endless_waits, known_ends
+from tracekern.timeline.facts.roles import roles_of
 from tracekern.timeline.intervals import one_line
+from tracekern.timeline.join.flows import waits_for_nobody
 from tracekern.timeline.model import (
     ChannelKind,
     EventClass,
@@ -31,8 +33,6 @@ from tracekern.timeline.model import (
     Timeline,
     field_values,
 )
-from tracekern.timeline.open_spans import endless_waits, known_ends
-from tracekern.timeline.roles import roles_of
 from tracekern.timeline.table import Table
 
 

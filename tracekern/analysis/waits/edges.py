@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
-from tracekern.timeline.flows import join_flows, lossy_launches, values_of
+from tracekern.timeline.join.flows import join_flows, lossy_launches, values_of
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,

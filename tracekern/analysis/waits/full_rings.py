@@ -10,10 +10,10 @@ import numpy as np
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.edges import of_events
-from tracekern.timeline.flows import values_of
+from tracekern.timeline.facts.open_spans import known_ends
 from tracekern.timeline.intervals import unions
+from tracekern.timeline.join.flows import values_of
 from tracekern.timeline.model import Channel, Int64, Timeline
-from tracekern.timeline.open_spans import known_ends
 from tracekern.timeline.select import Window, reaches_into
 
 

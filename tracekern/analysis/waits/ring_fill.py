@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.timeline.facts.rings import RingSteps, find_ring_steps
 from tracekern.timeline.model import Int64, Timeline
-from tracekern.timeline.rings import RingSteps, find_ring_steps
 from tracekern.timeline.select import Window
 
 

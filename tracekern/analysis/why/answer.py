@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.iteration_ends import ends_of_iterations
+from tracekern.analysis.graph.moments import Moments
 from tracekern.analysis.waits.analyze import Waits
-from tracekern.analysis.waits.event_graph import EventGraph
 from tracekern.analysis.why.candidates import MAX_PEERS, Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.evidence import Evidence, weigh
-from tracekern.analysis.why.moments import Moments
-from tracekern.analysis.why.repetitions import ends_of_iterations
 from tracekern.analysis.why.replays import Replays, Saving
 from tracekern.formatting import brief, percent
-from tracekern.timeline.iterations import Iterations
+from tracekern.timeline.facts.iterations import Iterations
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
 from tracekern.timeline.select import Window
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.waits.analyze import Phase, Waits
-from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.analysis.why.graph import RunGraph
 from tracekern.analysis.why.links import Links
 from tracekern.analysis.why.peers import PeerTable
 from tracekern.timeline.model import Float64, Int32, Int64, Timeline

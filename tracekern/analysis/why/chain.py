@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.graph.run_graph import EdgeKind
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.why.critical_path import PathPart, PathWalker, Stretches
-from tracekern.analysis.why.graph import EdgeKind
-from tracekern.analysis.why.moments import Moments
 from tracekern.formatting import brief
 from tracekern.timeline.model import Int64, Mask, Timeline
 

@@ -13,16 +13,16 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.longest_path import walk_back
+from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.graph.run_graph import EdgeKind
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Phase, Waits
-from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.analysis.why.graph import EdgeKind
-from tracekern.analysis.why.longest_path import walk_back
-from tracekern.analysis.why.moments import Moments
 from tracekern.formatting import brief
 from tracekern.timeline.columns import rows_of_ranges
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.intervals import bisect_right
-from tracekern.timeline.iterations import LaunchIterations
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
 from tracekern.timeline.table import Table

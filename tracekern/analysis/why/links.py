@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows, quantile_of_groups
 from tracekern.analysis.waits.analyze import Waits
-from tracekern.analysis.why.graph import RunGraph
 from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import Groups, group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
-from tracekern.analysis.waits.event_graph import EventGraph
-from tracekern.analysis.why.graph import RunGraph
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int32, Int64, Mask, Timeline
 

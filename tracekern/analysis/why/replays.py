@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.why.longest_path import walk_back
-from tracekern.analysis.why.moments import Moments
-from tracekern.analysis.why.repetitions import IterationEnds
+from tracekern.analysis.graph.iteration_ends import IterationEnds
+from tracekern.analysis.graph.longest_path import walk_back
+from tracekern.analysis.graph.moments import Moments
 from tracekern.timeline.model import Float64, Int64
 
 

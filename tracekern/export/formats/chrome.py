@@ -32,9 +32,9 @@ from tracekern.export.files import open_output
 from tracekern.export.first_view import first_view
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.rows import sort_key
-from tracekern.timeline.counters import Counter, count_events
+from tracekern.timeline.facts.counters import Counter, count_events
+from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, has_rate
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Launch, Timeline, TrackKind
-from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans, has_rate
 
 _PLACE = ("block", "warp", "sm", "role", "group", "sub_warp")
 """What the metadata of a warp's thread says beside its name, for programs."""

@@ -22,6 +22,8 @@ from tracekern.export import labels
 from tracekern.export.drawing import argument_names, prepare
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.files import atomic_file
+from tracekern.timeline.facts.roles import roles_of
+from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
@@ -36,8 +38,6 @@ from tracekern.timeline.model import (
     UInt64,
     unpack_field,
 )
-from tracekern.timeline.roles import roles_of
-from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans
 
 _ROWS_AT_A_TIME = 1 << 20
 _COLUMNS = frozenset(

@@ -40,9 +40,9 @@ from tracekern.export.protobuf import (
     track_descriptor,
 )
 from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
-from tracekern.timeline.counters import Counter, count_events
+from tracekern.timeline.facts.counters import Counter, count_events
+from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, has_rate
 from tracekern.timeline.model import EventClass, EventType, Field, Flows, Int64, Launch, Timeline
-from tracekern.timeline.span_facts import bytes_of_spans, groups_of_spans, has_rate
 
 FLOWS_SQL = """
 select signal.id as signal_id, wait.id as wait_id

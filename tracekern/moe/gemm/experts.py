@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput
+from tracekern.moe.calls.native import native_family
 from tracekern.moe.experts import ExpertKind, ExpertRows, Experts
 from tracekern.moe.gemm import checks
 from tracekern.moe.gemm.apply import call_of
@@ -26,13 +27,12 @@ from tracekern.moe.gemm.kernels import (
 from tracekern.moe.gemm.packing import DIVISOR
 from tracekern.moe.gemm.prepared import prepare_weights
 from tracekern.moe.gemm.steps import k2, k4
-from tracekern.moe.native import native_family
 
 if TYPE_CHECKING:
     import torch
 
     from tracekern.comm.communicator import Communicator
-    from tracekern.moe.launches import Launches, Run
+    from tracekern.moe.calls.launches import Launches, Run
     from tracekern.moe.shape import MoeShape
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracekern.moe.launches import describe
-from tracekern.moe.native import NativeFamily, native_family
+from tracekern.moe.calls.launches import describe
+from tracekern.moe.calls.native import NativeFamily, native_family
 
 if TYPE_CHECKING:
     import torch

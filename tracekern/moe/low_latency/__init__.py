@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekern.moe.deepep import EventHandle, EventOverlap
+from tracekern.moe.calls.deepep import EventHandle, EventOverlap
 from tracekern.moe.family import Family, Option
 from tracekern.moe.low_latency.buffer import Buffer
 from tracekern.moe.low_latency.handle import Handle

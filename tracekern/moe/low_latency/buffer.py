@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _core
-from tracekern.comm.group import Group, message_timeout_s
+from tracekern.comm.ranks.group import Group, message_timeout_s
 from tracekern.errors import BadInput
 from tracekern.formatting import count
-from tracekern.moe.deepep import (
+from tracekern.moe.calls.deepep import (
     EventHandle,
     EventOverlap,
     Limits,
@@ -20,9 +20,9 @@ from tracekern.moe.deepep import (
     check_start,
     refuse_later,
 )
+from tracekern.moe.calls.launch_order import HeapPart
+from tracekern.moe.calls.launches import check_capture
 from tracekern.moe.experts import Experts
-from tracekern.moe.launch_order import HeapPart
-from tracekern.moe.launches import check_capture
 from tracekern.moe.low_latency.checks import (
     DEFAULT_QPS,
     bad_choice,
@@ -94,7 +94,7 @@ class Buffer:
         for DeepEP's sake; there is no network. enable_shrink, comm: not here. timeout_s, on_timeout: see
         Communicator.set_timeout(). backend: "cpu", "cuda" or "auto". num_sms: SMs that kernels fill,
         num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). heap: of num_rdma_bytes in that of
-        another buffer with these limits and backend (tracekern.moe.buffer). Raises BadInput.
+        another buffer with these limits and backend (tracekern.moe.calls.buffer). Raises BadInput.
         """
         self.group = Group.of(group)
         self.rank, self.group_size = self.group.rank, self.group.num_ranks

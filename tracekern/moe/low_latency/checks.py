@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import check_choice
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import check_aligned, check_flag, refuse_later, say_meaningless
+from tracekern.moe.calls.deepep import check_aligned, check_flag, refuse_later, say_meaningless
 from tracekern.moe.experts import Experts
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import SCALE_GROUP, LaunchShape, Layout

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import Limits, address
+from tracekern.moe.calls.deepep import Limits, address
+from tracekern.moe.calls.launch_order import HeapPart
+from tracekern.moe.calls.launches import Launches, describe
+from tracekern.moe.calls.native import native_family
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
-from tracekern.moe.launch_order import HeapPart
-from tracekern.moe.launches import Launches, describe
 from tracekern.moe.low_latency.handle import Dispatched
 from tracekern.moe.low_latency.settings import FACTS, LaunchShape, Layout
-from tracekern.moe.native import native_family
 
 if TYPE_CHECKING:
     import torch

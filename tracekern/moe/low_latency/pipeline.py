@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.moe.experts import Experts
 from tracekern.moe.low_latency.buffer import Buffer
@@ -98,7 +98,7 @@ class LowLatencyPipeline:
         capture: Capture | None = None,
         after_stage: Callable[[str], None] | None = None,
     ) -> torch.Tensor:
-        """Returns [num_tokens, hidden] bf16; `out` if given. Arguments as those of tracekern.moe.pipeline.Pipeline."""
+        """Returns [num_tokens, hidden] bf16; `out` if given. Arguments as those of moe.calls.pipeline.Pipeline."""
         with self.comm.one_user_call("a call of low_latency"):
             experts.check(self.comm, self.shape)
         tell = after_stage or (lambda stage: None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tracekern.comm.group import MAX_HEAP_RANKS, Group
+from tracekern.comm.ranks.group import MAX_HEAP_RANKS, Group
 from tracekern.errors import BadInput
-from tracekern.moe.native import NativeFamily
-from tracekern.moe.pipeline import MAX_CPU_WARPS, SPARE_SMS
+from tracekern.moe.calls.native import NativeFamily
+from tracekern.moe.calls.pipeline import MAX_CPU_WARPS, SPARE_SMS
 from tracekern.moe.shape import MAX_EXPERTS, check_range
 
 FACTS = NativeFamily("low_latency")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tracekern.moe.deepep import EventHandle, EventOverlap
+from tracekern.moe.calls.deepep import EventHandle, EventOverlap
 
 __all__ = ["EventHandle", "EventOverlap"]

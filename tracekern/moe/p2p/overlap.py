@@ -16,8 +16,8 @@ from tracekern.moe.gemm.experts import ExpertKernels, Int4Experts
 
 if TYPE_CHECKING:
     from tracekern.comm.communicator import Communicator
+    from tracekern.moe.calls.launches import Launches
     from tracekern.moe.experts import Experts
-    from tracekern.moe.launches import Launches
     from tracekern.moe.shape import MoeShape
 
 OVERLAPPED = "overlapped"

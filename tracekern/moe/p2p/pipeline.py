@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
+from tracekern.moe.calls.pipeline import Pipeline, choose_grid
 from tracekern.moe.experts import Experts
 from tracekern.moe.p2p.overlap import (
     OVERLAPPED,
@@ -18,7 +19,6 @@ from tracekern.moe.p2p.overlap import (
     num_exchange_blocks,
     num_overlapped,
 )
-from tracekern.moe.pipeline import Pipeline, choose_grid
 from tracekern.moe.shape import MoeShape, check_range
 
 _SEND_AND_RECEIVE = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")

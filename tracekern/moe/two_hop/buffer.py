@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern import _core
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.group import Group, message_timeout_s, require_group
+from tracekern.comm.ranks.group import Group, message_timeout_s, require_group
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import EventHandle, EventOverlap, Limits, OwnStream, check_events, check_start
+from tracekern.moe.calls.deepep import EventHandle, EventOverlap, Limits, OwnStream, check_events, check_start
+from tracekern.moe.calls.launch_order import HeapPart
+from tracekern.moe.calls.launches import check_capture
 from tracekern.moe.gemm.experts import Int4Experts
-from tracekern.moe.launch_order import HeapPart
-from tracekern.moe.launches import check_capture
 from tracekern.moe.two_hop.checks import (
     check_cached_dispatch,
     check_combine,
@@ -94,7 +94,7 @@ class Buffer:
         group: default the ranks of torch.distributed. num_nodes: into which the ranks are split, in their order; None:
         nodes of 8 ranks. num_max_tokens_per_rank: the most that a rank may bring to a call. num_qps_per_rank: taken for
         DeepEP's sake. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda".
-        num_bytes_behind: of the heap, behind these, for another buffer (tracekern.moe.buffer). Collective. Raises
+        num_bytes_behind: of the heap, behind these, for another buffer (tracekern.moe.calls.buffer). Collective. Raises
         BadInput.
         """
         self.group = Group.discover() if group is None else group

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import check_choice
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import check_aligned, check_flag
+from tracekern.moe.calls.deepep import check_aligned, check_flag
+from tracekern.moe.calls.pipeline import MAX_CPU_WARPS
 from tracekern.moe.gemm import checks as gemm_checks
 from tracekern.moe.gemm.experts import Int4Experts
-from tracekern.moe.pipeline import MAX_CPU_WARPS
 from tracekern.moe.shape import MAX_EXPERTS, MoeShape, check_range, check_tensor, describe_tensor, require_tensor
 from tracekern.moe.two_hop.handle import Given, Handle
 from tracekern.moe.two_hop.layout import MAX_NODES, Nodes, channel_places, channel_prefix_matrix, is_token_in_node
@@ -31,7 +31,7 @@ def check_making(
         check_range(name, value, 0, 1 << 62)
     check_flag("low_latency_mode", low_latency_mode)
     if low_latency_mode:
-        raise BadInput("low_latency_mode is True; that is tracekern.moe.buffer.Buffer")
+        raise BadInput("low_latency_mode is True; that is tracekern.moe.calls.buffer.Buffer")
     check_choice("executor", executor, ("fibers", "threads"))
     check_range("num_nodes", num_nodes, 1, MAX_NODES)
     nodes = Nodes.of(num_ranks, num_nodes)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracekern.comm.communicator import Communicator
-from tracekern.comm.this_thread import being, this_resident
+from tracekern.comm.devices.this_thread import being, this_resident
 from tracekern.errors import CommTimeout
 from tracekern.formatting import duration
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.communicator import Communicator
 from tracekern.errors import BadInput
-from tracekern.moe.deepep import Limits, address
+from tracekern.moe.calls.deepep import Limits, address
+from tracekern.moe.calls.launch_order import LaunchOrder
+from tracekern.moe.calls.launches import Launches, Run, describe
+from tracekern.moe.calls.native import native_family
 from tracekern.moe.gemm.experts import ChosenExpertKernels, Int4Experts
-from tracekern.moe.launch_order import LaunchOrder
-from tracekern.moe.launches import Launches, Run, describe
-from tracekern.moe.native import native_family
 from tracekern.moe.two_hop.counts import Counts, CountsPoll, host_span
 from tracekern.moe.two_hop.handle import Given, Handle, Received
 from tracekern.moe.two_hop.layout import Nodes

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
+from tracekern.moe.calls.pipeline import SPARE_SMS
 from tracekern.moe.experts import Experts
 from tracekern.moe.gemm.experts import Int4Experts
-from tracekern.moe.pipeline import SPARE_SMS
 from tracekern.moe.routing import Batch
 from tracekern.moe.shape import MoeShape
 from tracekern.moe.two_hop.buffer import Buffer
@@ -154,7 +154,7 @@ class TwoHopPipeline:
         capture: Capture | None = None,
         after_stage: Callable[[str], None] | None = None,
     ) -> Carried:
-        """Returns what this rank received, and what came back. Arguments as those of tracekern.moe.pipeline.Pipeline;
+        """Returns what this rank received, and what came back. Arguments as those of moe.calls.pipeline.Pipeline;
         `out` is None.
         """
         received = self._dispatch(x, topk_idx.long(), topk_weights, capture, after_stage)

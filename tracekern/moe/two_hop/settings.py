@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracekern.errors import BadInput
-from tracekern.moe.native import NativeFamily
+from tracekern.moe.calls.native import NativeFamily
 from tracekern.moe.shape import MAX_EXPERTS, check_range
 from tracekern.moe.two_hop.layout import Nodes
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from tracekern.dump.format import CLOCK_SAMPLE, HOST_CLOCK, SampleKind
 from tracekern.timeline.clocks.course import through_anchors
 from tracekern.timeline.clocks.fit import UnrelatedClocks, apply_clock, fit_clocks, unaligned_clocks
-from tracekern.timeline.clocks.host import bracket_rows, relate_hosts
-from tracekern.timeline.engine_peers import NO_RANK, introduced, peer_of
+from tracekern.timeline.clocks.host_times import bracket_rows, relate_hosts
+from tracekern.timeline.join.engine_peers import NO_RANK, introduced, peer_of
 from tracekern.timeline.model import ClockFit, Rank, Timeline, TrackKind, unpack_field
 
 _ROUND_TRIP = "round_trip"

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from tracekern.dump.format import SampleKind
 from tracekern.errors import BadInput
 from tracekern.timeline.clocks.course import Course, through_anchors
-from tracekern.timeline.clocks.graph import RoundFit, solve_round
-from tracekern.timeline.clocks.host import bracket_rows, relate_hosts
+from tracekern.timeline.clocks.host_times import bracket_rows, relate_hosts
 from tracekern.timeline.clocks.pairs import (
     MAX_RATE,
     MAX_WANDER_PER_NS,
@@ -29,6 +28,7 @@ from tracekern.timeline.clocks.pairs import (
     LocalClock,
     find_bursts,
 )
+from tracekern.timeline.clocks.rank_graph import RoundFit, solve_round
 from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS, Steadiness, judge_pieces
 from tracekern.timeline.model import ClockFit, ClockStep, Int32, Int64, Rank, clocks_of_ranks
 

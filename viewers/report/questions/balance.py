@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tracekern.analysis.balance import Balance, WorkLoad, load_imbalance
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.questions.balance import Balance, WorkLoad, load_imbalance
 from tracekern.analysis.waits.matrix import LINE_FACTOR
 from tracekern.formatting import count, duration, escape, percent, three_digits
 from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale

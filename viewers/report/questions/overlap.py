@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.overlap import RankThreads, StreamOverlap
+from tracekern.analysis.questions.overlap import RankThreads, StreamOverlap
 from tracekern.formatting import duration, escape, percent, sentence
 from tracekern.viewers.report.frame import Answer, table
 from tracekern.viewers.report.question import Question

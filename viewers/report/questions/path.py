@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.graph.run_graph import EdgeKind
 from tracekern.analysis.why.critical_path import IterationPath, PathKind, PathPart
-from tracekern.analysis.why.graph import EdgeKind
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.receive_matrix import ReceiveMatrix
+from tracekern.analysis.questions.receive_matrix import ReceiveMatrix
 from tracekern.formatting import count, duration, escape, factor, percent, ranks, sentence
 from tracekern.timeline.model import Int64
 from tracekern.viewers.report.charts import MAX_FULL_ROWS, heatmap

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.ring_steps import RingSteps
-from tracekern.analysis.staging import Staging
+from tracekern.analysis.questions.ring_steps import RingSteps
+from tracekern.analysis.questions.staging import Staging
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Answer, Choice, Figure, table

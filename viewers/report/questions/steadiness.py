@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.gantt import ChosenSpans, choose_iterations
+from tracekern.analysis.questions.gantt import ChosenSpans, choose_iterations
 from tracekern.analysis.waits.distribution import Distribution, distribute
 from tracekern.formatting import count, duration, escape, sentence
 from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.transfers import TransferBlame, TransferCause, TransferWaits, blame_transfers
+from tracekern.analysis.questions.transfers import TransferBlame, TransferCause, TransferWaits, blame_transfers
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.timeline.model import Timeline
 from tracekern.viewers.report.frame import Answer, table

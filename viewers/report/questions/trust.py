@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.questions.summary import RankSummary
 from tracekern.analysis.statistics import probe_cost_ns
-from tracekern.analysis.summary import RankSummary
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.timeline.model import told_once
 from tracekern.viewers.report.frame import Answer, table

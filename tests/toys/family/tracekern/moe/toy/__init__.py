@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from tracekern.moe.calls.pipeline import Pipeline
 from tracekern.moe.family import Family
-from tracekern.moe.pipeline import Pipeline
 
 FAMILY = Family(
     name="toy",

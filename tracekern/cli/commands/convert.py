@@ -1,0 +1,122 @@
+"""`tracekern merge` and `tracekern export`: read captures, choose a part, write one file, print what is in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.options import (
+    Tracks,
+    check_files,
+    check_window,
+    parse_host,
+    parse_ranks,
+    parse_window,
+)
+from tracekern.cli.output import console, note, print_json, progress, show_it, suggest, warnings_as_notes, working
+from tracekern.errors import BadInput
+from tracekern.formatting import count
+
+
+@dataclass(frozen=True)
+class Source:
+    """Captures and the part of them to convert, as typed."""
+
+    captures: list[Path]
+    unaligned: bool
+    strict: bool
+    partial: bool
+    window: str | None
+    ranks: str | None
+    tracks: Tracks
+    host: list[str] | None
+
+
+def merge(
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Capture directories, or single dumps.")],
+    output: options.Output,
+    unaligned: options.Unaligned = False,
+    strict: options.Strict = False,
+    partial: options.Partial = False,
+    window: options.Window = None,
+    ranks: options.Ranks = None,
+    tracks: options.TrackDetail = options.Tracks.warp,
+    host: options.Host = None,
+    as_json: options.Json = False,
+) -> None:
+    """Put the captures of all ranks on one time axis and write one trace."""
+    _convert(Source(captures, unaligned, strict, partial, window, ranks, tracks, host), output, as_json)
+
+
+def export(
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture directory.")],
+    output: options.Output,
+    unaligned: options.Unaligned = False,
+    strict: options.Strict = False,
+    partial: options.Partial = False,
+    window: options.Window = None,
+    ranks: options.Ranks = None,
+    tracks: options.TrackDetail = options.Tracks.warp,
+    host: options.Host = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write one capture in the format that the suffix of the output picks."""
+    _convert(Source([capture], unaligned, strict, partial, window, ranks, tracks, host), output, as_json)
+
+
+def _convert(source: Source, output: Path, as_json: bool) -> None:
+    """Reads the captures and writes `output` in the format of its suffix; prints what it holds."""
+    from tracekern.export.write import format_of, save
+    from tracekern.timeline.load import load
+    from tracekern.timeline.select import select
+
+    format_name = format_of(output).name
+    window, ranks = parse_window(source.window), parse_ranks(source.ranks)
+    host = [parse_host(text) for text in source.host or []]
+    if output.is_dir():
+        raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
+    check_files(output)
+    with working("reading and aligning the captures"):
+        timeline = load(
+            source.captures,
+            unaligned=source.unaligned,
+            strict=source.strict,
+            partial=source.partial,
+            host=host,
+        )
+        check_window(select(timeline, ranks=ranks), window)
+    with warnings_as_notes(), progress(f"writing {output.name}") as tell:
+        stats = save(timeline, output, tracks=source.tracks.value, window=window, ranks=ranks, progress=tell)
+    result = {"file": str(output), "format": format_name, **vars(stats), "aligned": timeline.aligned}
+    if as_json:
+        print_json({**result, "problems": _problems(timeline)})
+    else:
+        _print(result, timeline)
+
+
+def _problems(timeline: Any) -> list[dict[str, Any]]:
+    return [vars(problem) for problem in timeline.problems]
+
+
+def _print(result: dict[str, Any], timeline: Any) -> None:
+    from tracekern.timeline.model import told_once
+
+    out = console()
+    size = f"{result['bytes'] / 1e6:.1f} MB" if result["bytes"] >= 1e5 else f"{result['bytes']:,} bytes"
+    counts = f"{count(result['spans'], 'span')}, {count(result['flows'], 'arrow')}"
+    step = f"   {show_it(Path(result['file']))}" if result["format"] == "perfetto" else ""
+    out.print(f"{result['file']}: {counts}, {size}{step}", soft_wrap=True)
+    spans, arrows = count(result["spans_left_out"], "span"), count(result["flows_left_out"], "arrow")
+    if result["spans_left_out"]:
+        out.print(f"left out: {spans}, {arrows}")
+    elif result["flows_left_out"]:
+        out.print(f"left out: {arrows} that would point backwards in time")
+    problems = told_once(timeline.problems)
+    for problem in problems[:10]:
+        note(f"{problem.severity}: {problem.text}")
+    if len(problems) > 10:
+        note(f"and {len(problems) - 10} more; {suggest('info')} counts them by kind")

@@ -1,0 +1,221 @@
+"""`tracekern report`: prints the most important lines, and writes the whole report as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracekern.cli import options
+from tracekern.cli.commands.salvage import naming_the_rest
+from tracekern.cli.output import console, note, print_json, suggest, working
+from tracekern.cli.stage_table import print_stages
+from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.analysis.findings import Findings
+    from tracekern.analysis.why.answer import Answer, Cause, Cost
+    from tracekern.analysis.why.critical_path import PathPart
+    from tracekern.viewers.report.headlines import Line
+
+
+_Key = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Only the time from the first to the last launch with this key.")
+]
+
+
+def report(
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Capture directories, or single dumps.")],
+    output: Annotated[
+        Path | None, options.output_option("FILE", "Write the whole report as one HTML file that needs no network.")
+    ] = None,
+    unaligned: options.Unaligned = False,
+    strict: options.Strict = False,
+    partial: options.Partial = False,
+    window: options.Window = None,
+    ranks: options.Ranks = None,
+    key: _Key = None,
+    link_limit: Annotated[
+        float | None,
+        typer.Option(metavar="GB/s", help="Measured limit of a link, to compare the links with."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
+    from tracekern.analysis.findings import analyze
+    from tracekern.analysis.questions.launch_keys import window_of_key
+    from tracekern.timeline.load import load
+    from tracekern.timeline.select import select
+    from tracekern.viewers.report.headlines import headlines
+
+    _check_page(output, link_limit)
+    if key is not None and window is not None:
+        raise BadInput("--key, --window: both choose a part of the time; give one of them")
+    chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
+    with working("reading and analysing the captures"), naming_the_rest(captures):
+        timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
+        timeline = select(timeline, ranks=chosen_ranks)
+        chosen_window = chosen_window if key is None else window_of_key(timeline, key)
+        options.check_window(timeline, chosen_window, of_kernels=True)
+        findings = analyze(timeline, link_limit, chosen_window)
+    lines = headlines(findings)
+    if output is not None:
+        _write_page(findings, captures, output)
+    if as_json:
+        told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
+        tables = {**_paths(findings), **_tables(findings)}
+        print_json({**told, **_held_up(findings), "answer": _answer(findings.answer), **tables})
+        return
+    _print_lines(lines)
+    if not findings.damage:
+        print_stages(findings.stages, chosen_window is not None)
+    if output is None:
+        options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
+        for name, value in (("window", window), ("key", key), ("ranks", ranks), ("link-limit", link_limit)):
+            options_given += [f"--{name}", str(value)] if value is not None else []
+        note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
+    else:
+        note(f"{output}: open it in a browser")
+
+
+def _check_page(output: Path | None, link_limit: float | None) -> None:
+    if link_limit is not None and not 0 < link_limit < float("inf"):
+        raise BadInput(f"--link-limit: got {link_limit:g}, wanted GB/s above 0")
+    if output is not None and output.suffix not in (".html", ".htm"):
+        raise BadInput(f"report: {output}: the report is a page; wanted a name that ends in .html")
+    options.check_files(output)
+
+
+def _print_lines(lines: list[Line]) -> None:
+    out = console()
+    width = max(len(line.word) for line in lines)
+    for line in lines:
+        out.print(f"{line.word:>{width}}  ", style="bold", end="")
+        out.print(line.text, soft_wrap=True)
+
+
+def _held_up(findings: Findings) -> dict[str, Any]:
+    """Who died or did not come, and what each rank waited for; nothing of a run that ended."""
+    died = {"deaths": [dataclasses.asdict(death) for death in findings.deaths]} if findings.deaths else {}
+    return {**died, "held_up": dataclasses.asdict(findings.held_up)} if findings.held_up else died
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    """What the lines say of costs, as data: ns, ranks and names; None for what is not known."""
+    causes = [
+        {
+            **_cost(cause),
+            "saved_at_least_ns": cause.at_least_ns,
+            "together_ns": cause.together_ns,
+            "together_at_least_ns": cause.together_at_least_ns,
+            "is_host": cause.is_host,
+            "excess_ns": cause.excess.ns,
+            "factor": cause.excess.factor,
+            "phase": str(cause.excess.phase) if cause.excess.phase else None,
+        }
+        for cause in answer.causes
+    ]
+    return {
+        "makespan_ns": answer.makespan_ns,
+        "num_iterations": answer.num_iterations,
+        "causes": causes,
+        "costs": [_cost(cost) for cost in answer.costs],
+        "even_hosts_ns": answer.even_hosts_ns,
+        "silence": answer.silence.value if answer.silence else None,
+        "note": answer.note,
+    }
+
+
+def _cost(cost: Cause | Cost) -> dict[str, Any]:
+    candidate, evidence = cost.candidate, cost.evidence
+    event = evidence.event and {"iteration": evidence.event.iteration, "excess_ns": evidence.event.excess_ns}
+    of_iteration = {"mean_ns": _known(cost.saving.mean_ns), "error_ns": _known(cost.saving.error_ns)}
+    of_iteration["most_in"] = cost.saving.largest
+    return {
+        "kind": candidate.kind.value,
+        "rank": candidate.rank,
+        "peer": candidate.peer if candidate.peer >= 0 else None,
+        "saved_ns": cost.saving.whole_ns,
+        "by_iteration": of_iteration,
+        "lead_ns": _known(evidence.lead_ns),
+        "chance_ns": _known(evidence.chance_ns),
+        "event": event,
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _paths(findings: Findings) -> dict[str, Any]:
+    """The parts of the critical path, and why the longest wait of each phase lasted."""
+    whole = None if findings.damage else findings.critical_path.whole
+    if whole is None:
+        return {"critical_path": None, "longest_waits": []}
+    chains = [
+        {
+            "rank": chain.rank,
+            "phase": str(chain.phase),
+            "start_ns": chain.start_ns,
+            "wait_ns": chain.wait_ns,
+            "is_start_up": chain.is_start_up,
+            "chain": [_part(link) for link in chain.links],
+        }
+        for chain in findings.longest_waits
+    ]
+    parts = [_part(part) for part in whole.parts]
+    path = {"start_ns": whole.start_ns, "end_ns": whole.end_ns, "parts": parts}
+    return {"critical_path": path, "longest_waits": chains}
+
+
+def _part(part: PathPart) -> dict[str, Any]:
+    return {
+        "kind": part.kind.name.lower(),
+        "rank": part.rank,
+        "peer": part.peer if part.peer >= 0 else None,
+        "phase": str(part.phase) or None,
+        "time_ns": part.time_ns,
+    }
+
+
+def _tables(findings: Findings) -> dict[str, Any]:
+    """Device times by stage and rank, rings that were full or dry and how full rings were, and what each rank received,
+    [local expert][source] in lists, where the capture says so."""
+    if findings.damage:
+        return {}
+    rings = [dataclasses.asdict(ring) for ring in findings.full_rings]
+    always: dict[str, Any] = {"stages": findings.stages.as_dict(), "full_rings": rings}
+    if findings.ring_fills:
+        always["ring_fills"] = [dataclasses.asdict(fill) for fill in findings.ring_fills]
+        always["dry_rings"] = [dataclasses.asdict(ring) for ring in findings.dry_rings]
+    if findings.received is None:
+        return always
+    of_ranks = ((rank.rank, findings.received.of_rank(rank.rank)) for rank in findings.timeline.ranks)
+    return {
+        **always,
+        "receive_matrix": [
+            {
+                "rank": rank,
+                "local_experts": own.rows[1].tolist(),
+                "sources": own.sources.tolist(),
+                **{name: own.grid(getattr(own, name)).tolist() for name in ("tokens", "wait_ns", "copies", "copy_ns")},
+            }
+            for rank, own in of_ranks
+        ],
+    }
+
+
+def _write_page(findings: Findings, captures: list[Path], output: Path) -> None:
+    from tracekern.dump.format import TRACE_NAME
+    from tracekern.files import write_whole
+    from tracekern.viewers.report.report_page import report_page
+
+    if len(captures) == 1:
+        command = suggest("open", *captures)
+    else:
+        command = f"{suggest('merge', *captures, '-o', TRACE_NAME)} && {suggest('open', TRACE_NAME)}"
+    names = ", ".join(map(str, captures))
+    write_whole(output, report_page(findings, captures[0].resolve().name, names, command))
