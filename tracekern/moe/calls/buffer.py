@@ -66,7 +66,7 @@ class Buffer(two_hop.Buffer):
                 num_sms=num_sms,
                 num_max_warp_groups=num_max_warp_groups,
                 executor=executor,
-                heap=HeapPart(self.comm, self._order, self._num_bytes),
+                heap=HeapPart(self.comm, self._heap.order, self._num_bytes),
                 **how,
             )
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracekern import _core
-from tracekern.comm.ranks.group import Group, message_timeout_s
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
 from tracekern.formatting import count
-from tracekern.moe.calls.deepep import (
-    EventHandle,
-    EventOverlap,
-    Limits,
-    OwnStream,
-    check_flag,
-    check_start,
-    refuse_later,
-)
+from tracekern.moe.calls.base import BufferBase
+from tracekern.moe.calls.deepep import EventOverlap, Limits, check_flag, check_start, refuse_later
 from tracekern.moe.calls.launch_order import HeapPart
 from tracekern.moe.calls.launches import check_capture
 from tracekern.moe.experts import Experts
@@ -55,7 +46,7 @@ if TYPE_CHECKING:
 Hook = Callable[[], None]
 
 
-class Buffer:
+class Buffer(BufferBase):
     """Low latency dispatch and combine (csrc/moe/low_latency), by stores into the memory of the experts' ranks.
 
     All ranks make it and call it in the same order. Usable from one thread at a time. Dispatches take its two slots in
@@ -96,8 +87,7 @@ class Buffer:
         num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). heap: of num_rdma_bytes in that of
         another buffer with these limits and backend (tracekern.moe.calls.buffer). Raises BadInput.
         """
-        self.group = Group.of(group)
-        self.rank, self.group_size = self.group.rank, self.group.num_ranks
+        group = Group.of(group)
         given = {
             "num_nvl_bytes": num_nvl_bytes,
             "num_rdma_bytes": num_rdma_bytes,
@@ -109,23 +99,14 @@ class Buffer:
             "allow_mnnvl": allow_mnnvl,
             "explicitly_destroy": explicitly_destroy,
         }
-        self.group.agree("Buffer()", lambda: check_making(given, enable_shrink, comm, executor))
-        self.num_rdma_bytes = num_rdma_bytes
-        self._limits = timeout_s, on_timeout
-        self._heap = heap or HeapPart.of_new(self.group, num_rdma_bytes, _choose_backend(backend), self._limits)
-        self.comm = self._heap.comm
-        self._first_stage = self.comm.add_kernels(
-            FACTS.stages, FACTS.channels, FAULT_SLOTS, values=FAULT_VALUES, first_epoch=_core.first_epoch
-        )
-        self._grid = num_sms, num_max_warp_groups
-        self._executor = {"executor": executor} if self.comm.device.backend == "cpu" else {}
+        group.agree("Buffer()", lambda: check_making(given, enable_shrink, comm, executor))
+        self.num_rdma_bytes, limits = num_rdma_bytes, (timeout_s, on_timeout)
+        heap = heap or HeapPart.of_new(group, num_rdma_bytes, _choose_backend(backend), limits)
+        names = {"stages": FACTS.stages, "channels": FACTS.channels, "slots": FAULT_SLOTS, "values": FAULT_VALUES}
         self._layout: Layout | None = None
         self._known_calls: set[tuple[Any, ...]] = set()
-        self._own_stream, self._slots = OwnStream(self.comm.device.backend), Slots()
-        self._generation, self._is_destroyed = 0, False
-        self.late_us = 0
-        """How much later than its host this rank's next dispatches begin, to see how the others wait."""
-        self.comm.on_reset(self._forget_calls)
+        self._grid, self._slots = (num_sms, num_max_warp_groups), Slots()
+        super().__init__(group, heap, limits, executor, **names)
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
@@ -252,11 +233,6 @@ class Buffer:
         with self._one_call("get_next_low_latency_combine_buffer"):
             return self._combine_buffer(self._check_handle(handle))
 
-    @staticmethod
-    def capture() -> EventOverlap:
-        """Returns what the current stream has come to."""
-        return EventOverlap(EventHandle())
-
     def apply_experts(
         self,
         handle: Handle,
@@ -306,29 +282,11 @@ class Buffer:
             token, choice, expert = bad
             raise BadInput(f"rank {self.rank}: {bad_choice(token, choice, expert, self._layout.num_experts)}")
 
-    def reset(self) -> None:
-        """Collective: makes the buffer usable again after a CommTimeout. Handles of before cannot be used."""
-        self.comm.reset()
-
-    def destroy(self) -> None:
-        """Ends the use of the buffer, whatever state its communicator is in.
-
-        Raises BadInput while a receive hook has not been called, unless the communicator is out of use anyway.
-        """
-        with self.comm.one_thread("destroy"):
-            if self.comm.is_usable and not self._is_destroyed:
-                if pending := self._slots.num_hooks():
-                    raise BadInput(f"destroy: {count(pending, 'receive hook')} not called yet; call it first")
-                self._is_destroyed = True
-                self.comm.synchronize()
-            self._is_destroyed = True
-
     # ---- layout and settings ----
 
-    def _one_call(self, what: str) -> contextlib.AbstractContextManager[None]:
-        if self._is_destroyed:
-            raise BadInput("the buffer was destroyed; make another one")
-        return self.comm.one_user_call(what)
+    def _require_no_open_calls(self) -> None:
+        if pending := self._slots.num_hooks():
+            raise BadInput(f"destroy: {count(pending, 'receive hook')} not called yet; call it first")
 
     def _check_start(self, with_hook: Any, capture: Any, timeout_s: Any, on_timeout: Any) -> Limits:
         """Checks what both calls take. Returns the limits of the call."""
@@ -363,11 +321,7 @@ class Buffer:
             of_call = dict(zip(("use_fp8", "round_scale", "use_ue8m0", "topk"), key, strict=True))
             return {**dataclasses.asdict(found[0]), **of_call, "layout so far": str(self._layout or "none")}
 
-        try:
-            limit_s = self._check_start(False, None, timeout_s, None)[0]
-        except BadInput:  # which check() raises
-            limit_s = self._limits[0]
-        self.comm.agree(what, settings, limit_s, call)
+        self._agree(what, settings, timeout_s, call)
         if self._layout is None:
             self._open(what, found[0])
         self._known_calls.add(key)
@@ -403,23 +357,17 @@ class Buffer:
         """Makes the native buffer. Collective, behind an agreement on the layout, with the kernels of all finished."""
         self._layout = None
         self._forget_calls()
-        self.launch_shape = self._check_new(layout)
-
-        def make() -> dict[str, Any]:
-            shape, executor = self.launch_shape, self._executor
-            self._kernels = Kernels(self._heap, layout, shape, self._first_stage, executor)
-            return {}
-
-        self.comm.agree(f"the set-up of {what}", make, message_timeout_s())  # all ranks have come: none is far behind
+        self.launch_shape = shape = self._check_new(layout)
+        about = layout, shape, self._first_stage, self._executor
+        self._kernels: Kernels = self._make_kernels(what, lambda: Kernels(self._heap, *about))
         self._layout = layout
 
     def _forget_calls(self) -> None:
-        """The state before the first call. With all kernels finished."""
+        super()._forget_calls()
         if self._layout is not None:
             self._kernels.native.reset()
         self._known_calls.clear()
         self._slots.clear()
-        self._generation += 1
 
     # ---- calls ----
 
@@ -442,7 +390,7 @@ class Buffer:
             use_fp8=use_fp8,
             round_scale=round_scale,
             use_ue8m0=use_ue8m0,
-            generation=self._generation,
+            generation=self._num_resets,
             tensors={"x": x, "topk_idx": topk_idx, **self._allocate(layout, x, use_fp8, use_ue8m0)},
             sent_ids=topk_idx.clone() if self.comm.device.backend == "cpu" else None,
         )
@@ -490,16 +438,9 @@ class Buffer:
     def _start_dispatch(
         self, dispatched: Dispatched, with_hook: bool, capture: Capture | None, limits: Limits
     ) -> Hook | None:
-        board, number = self.comm.board, self.comm.board.num_calls
         casting = dispatched.use_fp8, dispatched.round_scale, dispatched.use_ue8m0
-        told = f"low_latency_dispatch with {_described(*casting, dispatched.topk)}"
-        board.begin_call(number, told)
-        try:
+        with self._told(f"low_latency_dispatch with {_described(*casting, dispatched.topk)}"):
             return self._start("dispatch", dispatched, with_hook, capture, limits, self._slots.take, self.late_us)
-        except BaseException:
-            if self.comm.is_usable:  # nothing was launched
-                board.take_back_call(number)
-            raise
 
     def _start(
         self,
@@ -525,7 +466,7 @@ class Buffer:
         def hook() -> None:
             nonlocal pending
             with self._one_call(f"the receive hook of low_latency_{stage}"):
-                if pending is None or pending.generation != self._generation:
+                if pending is None or pending.generation != self._num_resets:
                     raise BadInput("a receive hook is called once, and not after a reset")
                 self._kernels.launch(pending, [f"{stage}_recv"], capture, limits)
                 self._slots.note_received(pending)

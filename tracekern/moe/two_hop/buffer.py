@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _core
-from tracekern.comm.communicator import Communicator
-from tracekern.comm.ranks.group import Group, message_timeout_s, require_group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
-from tracekern.moe.calls.deepep import EventHandle, EventOverlap, Limits, OwnStream, check_events, check_start
+from tracekern.moe.calls.base import BufferBase
+from tracekern.moe.calls.deepep import EventOverlap, Limits, check_events, check_start
 from tracekern.moe.calls.launch_order import HeapPart
 from tracekern.moe.calls.launches import check_capture
 from tracekern.moe.gemm.experts import Int4Experts
@@ -57,7 +56,7 @@ _OF_NEW_CALL = (
 """Arguments of a dispatch that one with a handle takes none of."""
 
 
-class Buffer:
+class Buffer(BufferBase):
     """Dispatch in two hops (csrc/moe/two_hop): once to each node, and there to each rank that wants the token. Combine
     goes the same way back, and adds up on it.
 
@@ -74,7 +73,7 @@ class Buffer:
 
     def __init__(
         self,
-        group: Group | None = None,
+        group: Group | torch.distributed.ProcessGroup | None = None,
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
@@ -91,17 +90,16 @@ class Buffer:
         """num_nvl_bytes, num_rdma_bytes: of each rank's part of the symmetric heap, which is one: their sum counts.
 
         See Config.get_nvl_buffer_size_hint() and get_rdma_buffer_size_hint(); a call that needs more says how many.
-        group: default the ranks of torch.distributed. num_nodes: into which the ranks are split, in their order; None:
-        nodes of 8 ranks. num_max_tokens_per_rank: the most that a rank may bring to a call. num_qps_per_rank: taken for
-        DeepEP's sake. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu" or "cuda".
-        num_bytes_behind: of the heap, behind these, for another buffer (tracekern.moe.calls.buffer). Collective. Raises
-        BadInput.
+        group: torch's or ours; default the ranks of torch.distributed. num_nodes: into which the ranks are split, in
+        their order; None: nodes of 8 ranks. num_max_tokens_per_rank: the most that a rank may bring to a call.
+        num_qps_per_rank: taken for DeepEP's sake. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu"
+        or "cuda". num_bytes_behind: of the heap, behind these, for another buffer (tracekern.moe.calls.buffer).
+        Collective. Raises BadInput.
         """
-        self.group = Group.discover() if group is None else group
-        require_group(self.group)
-        self.rank, self.group_size = self.group.rank, self.group.num_ranks
+        group = Group.of(group)
+        num_ranks = group.num_ranks
         if num_nodes is None:
-            num_nodes = max(1, self.group_size // NODE_PEERS)
+            num_nodes = max(1, num_ranks // NODE_PEERS)
         sizes = {
             "num_nvl_bytes": num_nvl_bytes,
             "num_rdma_bytes": num_rdma_bytes,
@@ -109,23 +107,27 @@ class Buffer:
             "num_bytes_behind": num_bytes_behind,
         }
         making = sizes, low_latency_mode, executor, num_nodes, num_max_tokens_per_rank
-        self.group.agree("Buffer()", lambda: check_making(self.group_size, *making))
-        self.nodes = Nodes.of(self.group_size, num_nodes)
+        group.agree("Buffer()", lambda: check_making(num_ranks, *making))
+        self.nodes = nodes = Nodes.of(num_ranks, num_nodes)
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         num_bytes = whole_chunks(max(num_nvl_bytes + num_rdma_bytes, _core.heap_control_bytes), LINE_BYTES)
-        self._num_bytes, self._limits = num_bytes, (timeout_s, on_timeout)
-        heap = HeapPart.of_new(self.group, num_bytes + num_bytes_behind, backend, self._limits)
-        self.comm, self._order = heap.comm, heap.order
-        self._first_stage = _name_kernels(self.comm, self.nodes)
-        self._executor = {"executor": executor} if backend == "cpu" else {}
+        self._num_bytes, limits = num_bytes, (timeout_s, on_timeout)
         self._layout: Layout | None = None
-        self._is_destroyed = False
-        self._own_stream = OwnStream(self.comm.device.backend)
-        self.late_us = 0
-        """How much later than its host this rank's next dispatch kernels begin, to see how the others wait."""
-        self._num_resets = 0
-        self.comm.on_reset(self._forget_calls)
+        super().__init__(
+            group,
+            HeapPart.of_new(group, num_bytes + num_bytes_behind, backend, limits),
+            limits,
+            executor,
+            stages=FACTS.stages,
+            channels=FACTS.channels,
+            slots=FAULT_SLOTS,
+            values=FAULT_VALUES,
+            roles=FACTS.roles,
+            rings=FACTS.rings,
+            peers=nodes.peers,
+            refusals=[REFUSALS[name] for name in FACTS.refusals],
+        )
 
     @classmethod
     def set_num_sms(cls, new_num_sms: int) -> None:
@@ -282,11 +284,6 @@ class Buffer:
                 made += combined, weights
         return combined, weights, event
 
-    @staticmethod
-    def capture() -> EventOverlap:
-        """Returns an event behind what the current stream was given so far, to be another call's previous_event."""
-        return EventOverlap(EventHandle())
-
     def synchronize(self) -> None:
         """Waits until this rank's kernels have finished.
 
@@ -296,22 +293,6 @@ class Buffer:
         self.comm.synchronize()
         if self._layout is not None:
             self._kernels.check_overflow()
-
-    def reset(self) -> None:
-        """Collective: makes the buffer usable again after a CommTimeout."""
-        self.comm.reset()
-
-    def destroy(self) -> None:
-        """Ends the use of the buffer, whatever state its communicator is in."""
-        with self.comm.one_thread("destroy"):
-            if self.comm.is_usable and not self._is_destroyed:
-                self.comm.synchronize()
-            self._is_destroyed = True
-
-    def _one_call(self, what: str) -> contextlib.AbstractContextManager[None]:
-        if self._is_destroyed:
-            raise BadInput("the buffer was destroyed; make another one")
-        return self.comm.one_user_call(what)
 
     # ---- layout ----
 
@@ -332,18 +313,11 @@ class Buffer:
     ) -> tuple[Received, EventOverlap]:
         given = self._check_on_all(check, timeout_s)
         limits = check_start(self._limits, capture, timeout_s, on_timeout)
-        board, number = self.comm.board, self.comm.board.num_calls
-        board.begin_call(number, f"dispatch with {self._layout}")
-        try:
-            used = given.tensors.values()
-            with self._own_stream.of_call(events[1], events[0], used) as (event, made):
-                received = self._kernels.dispatch(given, capture, limits, self.late_us, after_stage)
-                made += received.tensors
-                received.handle.set_number(self._handle_number(number))
-        except BaseException:
-            if self.comm.is_usable:  # nothing was launched
-                board.take_back_call(number)
-            raise
+        stream = self._own_stream.of_call(events[1], events[0], given.tensors.values())
+        with self._told(f"dispatch with {self._layout}") as number, stream as (event, made):
+            received = self._kernels.dispatch(given, capture, limits, self.late_us, after_stage)
+            made += received.tensors
+            received.handle.set_number(self._handle_number(number))
         return received, event
 
     def _dispatch_cached(
@@ -410,11 +384,7 @@ class Buffer:
             about = {"experts": layout.num_experts, "top-k": layout.topk, "hidden": layout.hidden}
             return {**about, "x": "fp8" if layout.is_fp8 else "bf16", **dataclasses.asdict(layout.config)}
 
-        try:
-            limit_s = check_start(self._limits, None, timeout_s, None)[0]
-        except BadInput:  # which check() raises
-            limit_s = self._limits[0]
-        self.comm.agree("dispatch", settings, limit_s, call)
+        self._agree("dispatch", settings, timeout_s, call)
         layout, given = found[0]
         self._open(layout)
         return given
@@ -434,13 +404,8 @@ class Buffer:
     def _open(self, layout: Layout) -> None:
         """Makes the native buffer. Collective, behind an agreement on the layout, with the kernels of all finished."""
         self._layout = None
-
-        def make() -> dict[str, Any]:
-            about = self.nodes, layout, self.num_max_tokens_per_rank
-            self._kernels = Kernels(self.comm, self._order, *about, self._first_stage, self._executor)
-            return {}
-
-        self.comm.agree("the set-up of dispatch", make, message_timeout_s())  # all have come: none is far behind
+        about = self.nodes, layout, self.num_max_tokens_per_rank, self._first_stage, self._executor
+        self._kernels: Kernels = self._make_kernels("dispatch", lambda: Kernels(self.comm, self._heap.order, *about))
         self._layout = layout
 
     def _handle_number(self, call: int) -> int:
@@ -448,22 +413,6 @@ class Buffer:
         return int(1 + ((self._num_resets << 16) + call) % ((1 << FACTS.handle_number_bits) - 1))
 
     def _forget_calls(self) -> None:
-        """The state before the first call. With all kernels finished."""
-        self._num_resets += 1
+        super()._forget_calls()
         if self._layout is not None:
             self._kernels.reset()
-
-
-def _name_kernels(comm: Communicator, nodes: Nodes) -> int:
-    """Returns the number of the first stage, see Communicator.add_kernels()."""
-    return comm.add_kernels(
-        FACTS.stages,
-        FACTS.channels,
-        FAULT_SLOTS,
-        values=FAULT_VALUES,
-        first_epoch=_core.first_epoch,
-        roles=FACTS.roles,
-        rings=FACTS.rings,
-        peers=nodes.peers,
-        refusals=[REFUSALS[name] for name in FACTS.refusals],
-    )
