@@ -45,7 +45,7 @@ soak:
 	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile ci --all
 	TRACEKERN_ALL_KERNELS=1 $(BIN)/python -m pytest -m "soak or compilers or hypothesis" --hypothesis-profile soak \
 	    --timeout 3600 --all
-	$(BIN)/python -m pytest -n 2 --rehearse efa -m "not soak" tests/test_fabric*.py tests/test_weights.py
+	$(BIN)/python -m pytest -n 2 --rehearse efa -m "not soak" tests/fabric
 	rm -f tracekern/_fabric*.so
 
 gpu-check:

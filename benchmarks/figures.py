@@ -11,7 +11,7 @@ docs/figures.txt says which numbers of a page they are, and where they come from
 First a part of the page, which has it once: {} stands for a figure, {#} for a number that another entry writes. With
 ... in it, all numbers between its two ends are figures. Then a format and a Python expression over the results, by the
 names of their files: a value, or a list of as many as there are figures. Texts are written as they are.
-tests/test_docs.py fails while a page would change.
+tests/cli/test_docs.py fails while a page would change.
 """
 
 from __future__ import annotations

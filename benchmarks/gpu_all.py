@@ -37,8 +37,8 @@ BESIDE = "bits or extension"
 OF_THEIR_OWN = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")
 # Files by their marks: others need packages that a GPU machine has no use for.
 TESTS = " ".join(
-    f"tests/{path.name}"
-    for path in sorted(ROOT.glob("tests/test_*.py"))
+    str(path.relative_to(ROOT))
+    for path in sorted(ROOT.glob("tests/*/test_*.py"))
     if path.name not in OF_THEIR_OWN and re.search(r"mark\.(multi)?gpu\b", path.read_text())
 )
 COUNTED = re.compile(r"\d+ (passed|failed|skipped|error)|\d+ of \d+ missed")
@@ -65,12 +65,12 @@ class Step:
 STEPS = (
     Step("planted", f"tests/planted_tree.py {PLANTED}", 200, 2, beside=True),
     Step("build", "setup.py build_ext --inplace", 200),
-    Step("sanitizer", f"{PYTEST} {{workers}} tests/test_sanitizer_gpu.py", 200, beside=True),
+    Step("sanitizer", f"{PYTEST} {{workers}} tests/moe/test_sanitizer_gpu.py", 200, beside=True),
     Step("results", f"{PYTEST} {{workers}} -k '{BESIDE}' {TESTS}", 300),
     Step("tests", f"{PYTEST} -k 'not ({BESIDE})' {TESTS}", 600, needs="sanitizer"),
     Step("flows", "benchmarks/flows.py --backend cuda --ranks {ranks}", 90),
     Step("clocks", "benchmarks/clocks_gpu.py --ranks {gpus} --seconds 60", 150, 2),
-    Step("mutants", f"{PYTEST} tests/test_mutants_gpu.py", 200, 2, needs="planted"),
+    Step("mutants", f"{PYTEST} tests/moe/test_mutants_gpu.py", 200, 2, needs="planted"),
     Step("links", "benchmarks/links.py", 60, 2),
     Step("moe", "benchmarks/moe.py --ranks {gpus} --name moe_{gpus}", 180),
     Step("launch", "benchmarks/launch.py", 90),

@@ -38,7 +38,7 @@ EVEN = "8"
 """The load that zipf is compared with: as many rows."""
 TRACED = ("wide", "ring", "direct")
 MAY_SPILL = ("ring",)
-"""What has values of a tile in memory, outside its loops, untraced too; tests/test_compile.py knows of the traced."""
+"""What has values of a tile in memory, outside its loops, untraced too; test_compile.py knows of the traced."""
 
 Row = dict[str, Any]
 

@@ -276,3 +276,15 @@ def _write_launch(
         headers["epoch"] = entry["epoch"]
         headers["end_ticks"] = start + spec.groups * GROUP_NS - 1
         headers["written"], headers["attempted"] = written, flat.shape[1]
+
+
+def plan(**changes) -> LaunchPlan:
+    wanted = {
+        "name": "kernel",
+        "num_blocks": 10,
+        "warps_per_block": 2,
+        "records_per_track": 5,
+        "blocks": range(1, 8, 3),
+        "events": json.dumps(EVENT_TABLE).encode(),
+    }
+    return LaunchPlan(**{**wanted, **changes})

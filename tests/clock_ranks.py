@@ -1,4 +1,4 @@
-"""One rank of tests/test_clock_samples.py: python clock_ranks.py DIRECTORY SEEDS T0_NS HEAP_RANKS DIES_AFTER_ROUND.
+"""One rank of test_clock_samples.py: python clock_ranks.py DIRECTORY SEEDS T0_NS HEAP_RANKS DIES_AFTER_ROUND.
 
 SEEDS: of each rank's clock, joined by commas; ranks of seed 0 read the host's clock.
 

@@ -36,6 +36,7 @@ import numpy as np
 from tests.captures import EVENT_TABLE, START_NS, CaptureSpec, metadata, write_capture
 from tests.damage import IN_DEPTH, SECTIONS, Parts, build, damage_manifest, damage_profile
 from tests.pairs import end_bits_of, pairs_of
+from tests.paths import TRACES
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.questions.summary import summarize
 from tracekern.cli.commands.info import info
@@ -56,7 +57,6 @@ MAX_SECONDS = 20
 BITS = end_bits_of(EVENT_TABLE)
 CHOICES = [name for name in SECTIONS for _ in range(3 if name in IN_DEPTH else 1)]
 MOVED = "all times of all ranks"
-TRACES = Path(__file__).resolve().parent.parent / "traces"
 
 
 class TooSlow(Exception):

@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import tracekern
-from tests.test_session import launch
-from tracekern.comm.devices.device import HostClock, HostDevice
+from tests.sessions import launch
+from tracekern.comm.device import HostClock, HostDevice
 
 OWN_EXIT = 7
 LIMIT_S = 3

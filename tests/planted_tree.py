@@ -13,7 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from paths import ROOT
+
 FLAGS = "-DTK_PLANTED_FAULTS -DTK_RANDOM_DELAYS"
 LEFT_BEHIND = (".*", "build", "traces", "_*.so")
 

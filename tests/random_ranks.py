@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from paths import ROOT
 
 from tracekern.comm.ranks.group import Group
 from tracekern.launcher.launch import launch_ranks
 
-ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = "TRACEKERN_RANDOM_CASES"
 """Environment variable: what the ranks are told."""
 

@@ -1,6 +1,6 @@
 """Rehearses a network that is not here: tcp with another provider's rules.
 
-`pytest --rehearse efa tests/test_fabric*.py` does so for all engines.
+`pytest --rehearse efa tests/fabric` does so for all engines.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 from kept_builds import COMPILERS, compiler, included_files
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SETTLED = ROOT / "tests" / "settled.json"
 HELPERS = tuple(ROOT / "tests" / name for name in ("attack.py", "left_out.py", "toolchains.py"))
 PARTS = 8

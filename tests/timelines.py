@@ -217,3 +217,26 @@ def _draw_flows(draw: st.DrawFn, spans: Spans) -> Flows:
         st.lists(st.tuples(st.sampled_from(list(signals)), st.sampled_from(list(waits))), unique=True, max_size=20)
     )
     return Flows(np.array([edge[0] for edge in edges], np.int64), np.array([edge[1] for edge in edges], np.int64))
+
+
+def timeline_of(open_spans: list[tuple[int, int, int, int]], num_ranks: int = 4, last_end: int = 9_000) -> Timeline:
+    """Open spans are (rank, event, peer, start).
+
+    Rank r's last closed span ended at 2,000 + r; a range of rank 0's host ended at last_end.
+    """
+    tracks = make_tracks(num_ranks, num_blocks=1, num_warps=4)
+    device = [[i for i, t in enumerate(tracks) if t.rank == r and t.kind is TrackKind.DEVICE] for r in range(num_ranks)]
+    host = next(i for i, t in enumerate(tracks) if t.kind is TrackKind.HOST)
+    rows = [(host, 4, -1, last_end, last_end, 0, 0)]
+    rows += [(device[rank][0], COPY, rank, 1_000, 2_000 + rank, 0, 0) for rank in range(num_ranks)]
+    used = [0] * num_ranks
+    for rank, event, peer, start in open_spans:
+        rows.append((device[rank][used[rank]], event, rank, start, int(OPEN_END), peer, 0))
+        used[rank] += 1
+    return make_timeline(num_ranks).replace(
+        tracks=tracks,
+        spans=make_spans(rows),
+        flows=Flows(),
+        launches=tuple(make_launch(rank) for rank in range(num_ranks)),
+        ranks=tuple(make_rank(rank) for rank in range(num_ranks)),
+    )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from kept_builds import build
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 GXX = ("g++", "-std=c++20", "-ffp-contract=off", "-pthread", "-Wall", "-Wextra", "-Werror")

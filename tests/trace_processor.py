@@ -19,6 +19,11 @@ from typing import Any
 
 import wasmtime
 
+from tracekern.analysis.waits.analyze import Waits, analyze_waits
+from tracekern.export.formats.perfetto import write_perfetto
+from tracekern.timeline.model import Timeline
+from tracekern.viewers import queries
+
 REQUEST_BYTES = 32 << 20
 PAGE_BYTES = 65536
 ENOSYS = -52
@@ -310,3 +315,18 @@ def slices_of(
         row[0]: (row[1], row[2] - time_shift, row[3], tuple(sorted(of_set.get(row[4], []))))
         for row in processor.query(f"select id, name, ts, dur, arg_set_id from slice s where {where}")
     }
+
+
+class Case:
+    """A capture, its numbers, and its trace with the views in it."""
+
+    def __init__(self, timeline: Timeline, path: Path) -> None:
+        write_perfetto(timeline, path)
+        self.timeline = timeline
+        self.waits: Waits = analyze_waits(timeline)
+        self.processor = TraceProcessor(path)
+        assert_no_loss(self.processor)
+        self.processor.query(queries.definitions())
+
+    def query(self, sql: str) -> list[tuple]:
+        return self.processor.query(sql)

@@ -109,7 +109,7 @@ def graph() -> int:
 
 
 def refusals() -> int:
-    """Ranks on one node and on two: what tests/test_two_hop_refusals.py checks on the CPU."""
+    """Ranks on one node and on two: what tests/moe/test_two_hop_refusals.py checks on the CPU."""
     group, wrong, told = Group.discover(), 0, dict[str, str]()
     for nodes in (1, 2):
         buffer = make_buffer(group, nodes, "cuda", CASES[0])

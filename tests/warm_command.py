@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, NoReturn
 
-ROOT = Path(__file__).resolve().parent.parent
+from paths import ROOT
+
 PRELOADED = (
     *("numpy.ma", "scipy.special", "pyarrow.parquet", "plotly.offline", "junitparser", "email.message", "secrets"),
     *("importlib.metadata", "importlib.resources", "pydantic.main", "pydantic.type_adapter", "pydantic.warnings"),
@@ -220,3 +221,8 @@ def _become_spawner(
     os.environ.clear()
     os.environ.update(env)
     spawner.main(target)
+
+
+def command(directory: Path, *more: str) -> list[str]:
+    words = ["run", "moe", "--ranks", "4", "--tokens", "8", "--hidden", "64", "--experts", "16", "--topk", "2"]
+    return [sys.executable, "-m", "tracekern", *words, "-o", str(directory), *more]

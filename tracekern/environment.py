@@ -30,7 +30,7 @@ NAMES = (
     *("BUILD_JOBS", "CHECKED", "CUDA", "CUDA_ARCH", "EXTENSION", "NVCC_FLAGS", "PARTS", "WERROR"),
     *("ALL_KERNELS", "ATTACKED", "BENCHMARK", "BENCHMARK_OPTIONS", "PLANTED_TREE", "RANDOM_CASES", "RESIDENT_OPTIONS"),
 )
-"""All that tracekern, its build, tests and benchmarks read, without TRACEKERN_; tests/test_environment.py checks it."""
+"""All that tracekern, its build, tests and benchmarks read, without TRACEKERN_; test_environment.py checks it."""
 
 _log = logging.getLogger("tracekern")
 

@@ -1,4 +1,4 @@
-// Leaves no room for another warp on the current GPU, for as long as it is told. Loaded by tests/test_full_gpu.py.
+// Leaves no room for another warp on the current GPU, for as long as it is told. Loaded by tests/moe/test_full_gpu.py.
 #include <cstdint>
 
 namespace {

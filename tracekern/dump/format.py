@@ -1,6 +1,6 @@
 """The numpy mirror of csrc/trace/record.h and segment.h, and the layouts around them (docs/architecture.md).
 
-Every dtype here is a file format: little endian, no implicit padding. tests/test_format.py compares it with these two.
+Every dtype here is a file format: little endian, no implicit padding. test_format.py compares it with these two.
 """
 
 from __future__ import annotations

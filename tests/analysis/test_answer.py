@@ -1,0 +1,332 @@
+"""What a run would save without its causes, and who is named: simulated runs of known truth, and kept captures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scenarios import exchange, with_clocks
+from simulator import (
+    Case,
+    Drain,
+    Injection,
+    LateHost,
+    Latency,
+    MoreWork,
+    MovingWork,
+    Noise,
+    Shape,
+    SlowPause,
+    SlowWarp,
+    SlowWork,
+    simulate,
+)
+
+import tracekern
+from tests.paths import TRACES
+from tracekern.analysis.findings import Findings, analyze
+from tracekern.analysis.why.answer import Answer, Silence
+from tracekern.analysis.why.candidates import Candidate, CauseKind
+from tracekern.formatting import duration
+from tracekern.timeline.join.flows import join_flows
+from tracekern.timeline.model import Flows, Problem, Timeline, TrackKind
+from tracekern.timeline.select import select
+from tracekern.viewers.report.headlines import headlines
+
+DELAY_NS = 5_000
+SLOW = SlowWork(DELAY_NS, rank=2)
+REAL = Case(Shape.PIPELINE, 4, 10, num_warps=16, noise=0.03)
+
+
+def findings_of(case: Case, seed: int, directory: Path) -> Findings:
+    return Findings(tracekern.load(simulate(case, seed, directory).directory))
+
+
+def named(answer: Answer) -> list[Candidate]:
+    return [cause.candidate for cause in answer.causes]
+
+
+def lines_of(timeline: Timeline) -> dict[str, str]:
+    return {line.word: line.text for line in headlines(analyze(timeline))}
+
+
+def of_rank(rank: int, kind: CauseKind = CauseKind.PACE) -> Candidate:
+    return Candidate(kind, rank)
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted", "said"),
+    [
+        (Case(Shape.CHAIN, 8, 10, (SLOW,), 0.02), of_rank(2), "Rank 2 is slow: each stage.compute takes 1."),
+        (
+            Case(Shape.RING, 8, 50, (SLOW,), 0.02, is_persistent=True),
+            of_rank(2),
+            "Rank 2 is slow: each persistent.compute ",
+        ),
+        (Case(Shape.RING, 8, 10, (SLOW,), 0.02), of_rank(2), "Rank 2 is slow: each step.compute takes 1."),
+        (
+            Case(Shape.RING, 8, 50, (SlowWork(200_000, rank=2, iterations=(4,)),), 0.05, is_persistent=True),
+            of_rank(2),
+            "Rank 2 was slow once: ",
+        ),
+        (
+            Case(Shape.BARRIER, 4, 10, (SlowPause(DELAY_NS, rank=2),), pause_ns=3_000),
+            of_rank(2),
+            "Rank 2 is slow: what it does ",
+        ),
+        (dataclasses.replace(REAL, injections=(SlowWarp(DELAY_NS, rank=2, warp=7),)), of_rank(2), "Rank 2 is slow: "),
+        (
+            dataclasses.replace(REAL, injections=(MoreWork(rank=1),)),
+            of_rank(1, CauseKind.AMOUNT),
+            "Rank 1 has more work: 1.50 x as many ",
+        ),
+        (
+            dataclasses.replace(REAL, injections=(LateHost(100_000, rank=1),), launch_ns=10_000, is_uneven=True),
+            of_rank(1, CauseKind.HOST),
+            "Kernels of rank 1 begin ",
+        ),
+        (
+            Case(Shape.EXCHANGE, 4, 10, (LateHost(100_000, rank=1),), 0.03, has_host_lane=True),
+            of_rank(1, CauseKind.HOST),
+            "Rank 1's host launches ",
+        ),
+        (
+            Case(Shape.EXCHANGE, 4, 20, (Latency(DELAY_NS, source=1, destination=3),), 0.02),
+            Candidate(CauseKind.LINK, 1, 3),
+            "Messages on the link 1 → 3 take 4.97 us longer than on other links.",
+        ),
+        (
+            Case(Shape.EXCHANGE, 4, 10, (Drain(DELAY_NS, source=1, destination=3),), 0.02),
+            Candidate(CauseKind.LINK, 1, 3),
+            "Messages on the link 1 → 3 take 4.97 us longer than on other links.",
+        ),
+        (
+            Case(Shape.EXCHANGE, 4, 10, (SlowWork(200_000, rank=3, iterations=(4,)),), 0.05),
+            of_rank(3),
+            "Rank 3 was slow once: ",
+        ),
+    ],
+    ids=lambda value: f"{value.shape.value}-{type(value.injections[0]).__name__}" if isinstance(value, Case) else "",
+)
+def test_a_cause_costs_what_the_run_is_longer_with_it(case: Case, wanted: Candidate, said: str, tmp_path: Path):
+    truth = simulate(case, 71, tmp_path / "with")
+    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 71, tmp_path / "without").makespan_ns
+    findings = Findings(tracekern.load(truth.directory))
+    assert named(findings.answer) == [wanted]
+    (cause,) = findings.answer.causes
+    assert cause.saving.whole_ns == pytest.approx(cost_ns, rel=0.05)
+    assert cause.saving.by_iteration.sum() == pytest.approx(cause.saving.whole_ns, rel=0.01)
+    assert findings.answer.makespan_ns == pytest.approx(truth.makespan_ns, rel=0.001)
+    assert headlines(findings)[0].text.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted"),
+    [
+        (
+            Case(Shape.EXCHANGE, 4, 10, (LateHost(100_000, rank=1), LateHost(70_000, rank=2)), 0.05),
+            {of_rank(1, CauseKind.HOST), of_rank(2, CauseKind.HOST)},
+        ),
+        (Case(Shape.BARRIER, 8, 20, (SLOW, SlowWork(DELAY_NS, rank=5)), 0.05), {of_rank(2), of_rank(5)}),
+        (
+            Case(Shape.EXCHANGE, 4, 20, (Drain(10_000, source=1, destination=3), SlowWork(DELAY_NS, rank=0)), 0.02),
+            {Candidate(CauseKind.LINK, 1, 3), of_rank(0)},
+        ),
+    ],
+)
+def test_causes_that_hide_each_other_are_both_named(case: Case, wanted: set[Candidate], tmp_path: Path):
+    truth = simulate(case, 72, tmp_path / "with")
+    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 72, tmp_path / "without").makespan_ns
+    findings = Findings(tracekern.load(truth.directory))
+    assert set(named(findings.answer)) == wanted
+    assert findings.answer.causes[-1].together_ns == pytest.approx(cost_ns, rel=0.05)
+    assert ": together " in next(line.text for line in headlines(findings) if line.word == "next")
+
+
+@pytest.mark.parametrize(
+    ("case", "wanted"),
+    [
+        (Case(Shape.BARRIER, 4, 20, (SlowWork(10_000, rank=2),), 0.02, launch_ns=28_000), of_rank(2)),
+        (Case(Shape.BARRIER, 4, 20, (LateHost(20_000, rank=2),), 0.02, launch_ns=28_000), of_rank(2, CauseKind.HOST)),
+    ],
+)
+def test_where_hosts_run_ahead_what_is_saved_lies_between_two_numbers(case: Case, wanted: Candidate, tmp_path: Path):
+    """Without what is injected the hosts, which wait for nothing, would launch no faster: the device would idle."""
+    case = dataclasses.replace(case, hosts_run_ahead=True, has_host_lane=True)
+    truth = simulate(case, 78, tmp_path / "with")
+    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 78, tmp_path / "without").makespan_ns
+    findings = Findings(tracekern.load(truth.directory))
+    assert named(findings.answer) == [wanted]
+    (cause,) = findings.answer.causes
+    assert cause.saving.whole_ns > 1.1 * cost_ns
+    assert cause.at_least_ns == pytest.approx(cost_ns, rel=0.06)
+    low, high = duration(cause.at_least_ns), duration(cause.saving.whole_ns)
+    assert f"The run would be {low} to {high} (" in headlines(findings)[0].text
+
+    unknown = findings_of(dataclasses.replace(case, has_host_lane=False), 78, tmp_path / "unknown")
+    assert [cause.at_least_ns for cause in unknown.answer.causes] == [None]
+    assert "The run would be up to " in headlines(unknown)[0].text
+
+
+def test_clocks_of_hosts_that_are_wrong_leave_an_answer(tmp_path: Path):
+    """They may say that a kernel was asked for after it began, or long before the one before it."""
+    case = Case(Shape.EXCHANGE, 4, 10, (LateHost(40_000, rank=1),), 0.03, has_host_lane=True, launch_ns=7_000)
+    timeline = tracekern.load(simulate(case, 83, tmp_path).directory)
+    right = analyze(timeline).answer
+    is_host = timeline.tracks_of(TrackKind.HOST) & np.array([track.rank % 2 == 1 for track in timeline.tracks])
+    spans, moved = timeline.spans, is_host[timeline.spans.track]
+    clocks = [dataclasses.replace(rank.clock, host_hard_ns=300_000.0) for rank in timeline.ranks]
+    ranks = [dataclasses.replace(rank, clock=clock) for rank, clock in zip(timeline.ranks, clocks, strict=True)]
+    for wrong_ns in (-200_000, 30_000, 200_000):
+        shifted = dataclasses.replace(spans, start=spans.start + wrong_ns * moved, end=spans.end + wrong_ns * moved)
+        found = analyze(timeline.replace(spans=shifted, ranks=tuple(ranks))).answer
+        assert (found.note, named(found)) == ("", named(right))
+        assert found.causes[0].saving.whole_ns == right.causes[0].saving.whole_ns >= found.causes[0].at_least_ns
+
+
+def test_hosts_that_wait_for_the_device_save_one_number(tmp_path: Path):
+    case = Case(Shape.EXCHANGE, 4, 10, (LateHost(100_000, rank=1),), 0.03, has_host_lane=True, launch_ns=7_000)
+    found = findings_of(case, 79, tmp_path)
+    (cause,) = found.answer.causes
+    assert cause.at_least_ns == pytest.approx(cause.saving.whole_ns, rel=0.01)
+    assert " to " not in headlines(found)[0].text
+
+
+def test_a_delay_is_that_of_the_median_iteration_and_one_that_holds_most_is_told(tmp_path: Path):
+    once, each = LateHost(900_000, rank=1, iterations=(2,)), LateHost(40_000, rank=1)
+    found = findings_of(Case(Shape.EXCHANGE, 4, 11, (once, each), 0.02, has_host_lane=True), 80, tmp_path / "both")
+    (cause,) = found.answer.causes
+    assert cause.excess.ns == pytest.approx(40_000, rel=0.02)
+    assert headlines(found)[0].text.endswith(" shorter without, most of it in iteration 2.")
+    found = findings_of(Case(Shape.EXCHANGE, 4, 11, (once,), 0.02, has_host_lane=True), 80, tmp_path / "once")
+    assert found.answer.causes[0].excess.ns == pytest.approx(900_000, rel=0.01)
+    assert headlines(found)[0].text.startswith("Rank 1's host launched 900 us after its peers, once. The run would be ")
+    assert headlines(found)[0].text.endswith(" shorter without, most of it in iteration 2.")
+
+
+def test_one_rank_that_is_faster_than_all_others_names_nobody(tmp_path: Path):
+    slower = tuple(SlowWork(10_000, rank=rank) for rank in range(8) if rank != 4)
+    for shape in (Shape.BARRIER, Shape.EXCHANGE):
+        found = findings_of(Case(shape, 8, 10, slower, 0.02), 81, tmp_path / shape.value)
+        assert found.answer.silence is Silence.ALIKE
+
+
+def test_uneven_tokens_name_nobody_and_one_rank_that_has_more_is_told_so(tmp_path: Path):
+    uneven = dataclasses.replace(REAL, is_uneven=True)
+    assert findings_of(uneven, 82, tmp_path / "uneven").answer.silence is Silence.ALIKE
+    more = findings_of(dataclasses.replace(uneven, injections=(MoreWork(rank=1),)), 82, tmp_path / "more")
+    assert named(more.answer) == [of_rank(1, CauseKind.AMOUNT)]
+    assert headlines(more)[0].text.startswith("Rank 1 has more work: 1.4")
+
+
+@pytest.mark.parametrize("noise", list(Noise))
+@pytest.mark.parametrize("shape", list(Shape))
+def test_noise_alone_names_nobody(shape: Shape, noise: Noise, tmp_path: Path):
+    case = Case(shape, 4, 10, noise=0.06, noise_kind=noise, num_warps=16 if shape is Shape.PIPELINE else 0)
+    found = findings_of(case, 73, tmp_path)
+    assert (named(found.answer), found.answer.silence) == ([], Silence.ALIKE)
+    assert headlines(found)[0].text.startswith("No cause is named: over 10 iterations, no rank and no link costs more")
+
+
+def test_a_clock_that_jumps_names_nobody(tmp_path: Path):
+    for jump_ns in (300, 3_000):
+        case = Case(Shape.EXCHANGE, 4, 20, noise=0.03, jump_ns=jump_ns)
+        assert named(findings_of(case, 74, tmp_path / str(jump_ns)).answer) == []
+
+
+def test_work_that_moves_from_rank_to_rank_names_nobody(tmp_path: Path):
+    case = Case(Shape.RING, 4, 20, (MovingWork(10_000, num_ranks=4),), noise=0.03)
+    assert findings_of(case, 77, tmp_path).answer.silence is Silence.ALIKE
+
+
+@pytest.mark.parametrize(
+    ("case", "silence", "said"),
+    [
+        (Case(Shape.RING, 6, 2, (SLOW,), 0.03), Silence.FEW_ITERATIONS, "2 iterations on record can be described"),
+        (Case(Shape.RING, 6, 15, (SLOW,), backend="cpu"), Silence.CPU, "the CPU backend shows order and coverage"),
+    ],
+)
+def test_costs_are_known_where_nobody_is_named(case: Case, silence: Silence, said: str, tmp_path: Path):
+    found = findings_of(case, 75, tmp_path)
+    assert (named(found.answer), found.answer.silence) == ([], silence)
+    assert found.answer.costs[0].candidate == of_rank(2)
+    lines = {line.word: line.text for line in headlines(found)}
+    assert lines["verdict"].startswith(f"No cause is named: {said}")
+    assert lines["why"].startswith("the largest cost is rank 2's slower work: ")
+    assert "CPU backend" not in lines["trust"], "the verdict has said it"
+
+
+def injected(*injections: Injection) -> Case:
+    return Case(Shape.RING, 4, 10, injections, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda timeline: timeline.replace(aligned=False), "the ranks' clocks are not aligned"),
+        (lambda timeline: select(timeline, ranks=[0, 1, 2]), "1 of 4 ranks left out: 3, and what"),
+        (
+            lambda timeline: timeline.replace(problems=(Problem("error", "missing_rank", 3, -1, "no dump of rank 3"),)),
+            "no dump of rank 3, and what is not here may have been waited for",
+        ),
+        (
+            lambda timeline: timeline.replace(
+                launches=(dataclasses.replace(timeline.launches[0], records_lost=1), *timeline.launches[1:])
+            ),
+            "records are missing",
+        ),
+        (
+            lambda timeline: timeline.replace(flows=Flows()),
+            "the signals that ended ",
+        ),
+    ],
+)
+def test_where_the_record_does_not_say_what_a_cause_costs_the_reason_is_given(spoil, said: str, tmp_path: Path):
+    whole = tracekern.load(simulate(injected(SLOW), 76, tmp_path).directory)
+    findings = analyze(spoil(whole))
+    assert (findings.answer.causes, findings.answer.costs, findings.answer.silence) == ((), (), Silence.NO_COST)
+    assert said in findings.answer.note
+    assert findings.answer.note in headlines(findings)[0].text
+    assert "why" not in {line.word for line in headlines(findings)}
+
+
+def test_a_window_has_no_cost():
+    timeline = tracekern.load(TRACES / "h200x4_late_host")
+    last = int(timeline.spans.end.max())
+    found = analyze(timeline, window=(last // 2, last))
+    assert "not of a window" in found.answer.note
+    lines = {line.word: line.text for line in headlines(found)}
+    assert lines["part"] == f"all numbers are of the window from {duration(last // 2)} to {duration(last)}"
+    assert "part" not in lines_of(timeline)
+
+
+def test_clocks_that_contradict_messages_make_a_verdict_doubtful_and_name_no_link():
+    """Rank 1's clock is off by far more than its bound allows, or its kernels signal for another call."""
+    for wrong_ns in (-40_000, 40_000):
+        seen = with_clocks(exchange(late={2: 50_000}).timeline(hard_ns=600), 600, 100, {1: wrong_ns})
+        findings = analyze(seen.replace(problems=join_flows(seen)[1]))
+        assert findings.is_contradicted
+        assert named(findings.answer) == [of_rank(2)]
+        assert all(cost.candidate.kind is not CauseKind.LINK for cost in findings.answer.costs)
+        lines = {line.word: line.text for line in headlines(findings)}
+        assert "; doubtful, as waits ended before their signals began" in lines["why"]
+        assert lines["trust"].startswith("channel ")
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "is_host", "share"),
+    [
+        ("h200x4_late_host", 0, True, 0.16),
+        ("h200_resident", 3, False, 0.026),  # a kernel that was not recorded made it late
+        ("h100_low_latency", 3, False, 0.017),
+        ("h200x4", None, False, 0.20),
+    ],
+)
+def test_kept_captures(name: str, rank: int | None, is_host: bool, share: float):
+    answer = analyze(tracekern.load(TRACES / name)).answer
+    assert named(answer) == ([of_rank(rank, CauseKind.HOST)] if rank is not None else [])
+    assert [cause.is_host for cause in answer.causes] == [is_host] * len(answer.causes)
+    assert answer.costs[0].candidate.kind is CauseKind.HOST
+    assert answer.costs[0].saving.whole_ns / answer.makespan_ns == pytest.approx(share, rel=0.05)

@@ -1,0 +1,63 @@
+"""Low latency calls of resident ranks on one GPU through the Python API, and a run of them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import tracekern
+from tests.paths import ROOT
+from tracekern.launcher.launch import launch_ranks
+from tracekern.moe.workload.options import MoeRun
+from tracekern.moe.workload.run import run
+
+RANKS = 8
+pytestmark = pytest.mark.gpu
+
+
+def require_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs 1 GPU, 0 are here")
+
+
+@pytest.mark.parametrize(
+    ("function", "ranks"),
+    [("bad_choices", RANKS), ("streams", RANKS), ("graph", 1), ("two_graphs", 1), ("deepep", RANKS)],
+)
+def test_nothing_is_wrong(function, ranks):
+    require_gpu()
+    lines: list[str] = []
+    exits = launch_ranks(
+        ranks,
+        f"tests.low_latency_gpu:{function}",
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        on_line=lambda rank, line: lines.append(line),
+        timeout_s=120,
+        resident=ranks > 1,
+    )
+    assert [ended.returncode for ended in exits] == [0] * ranks, "\n".join(lines[-40:])
+    assert sum(": 0 wrong" in line for line in lines) == ranks, "\n".join(lines)
+
+
+@pytest.mark.parametrize("dispatch_dtype", [1, 2], ids=["fp8", "bf16"])
+def test_a_run_is_the_reference_and_its_late_rank_is_seen(tmp_path, dispatch_dtype):
+    require_gpu()
+    options = MoeRun(
+        ranks=RANKS,
+        variant="low_latency",
+        backend="cuda",
+        tokens=32,
+        hidden=1024,
+        experts=64,
+        iterations=6,
+        late_rank=3,
+        family_options={"dispatch_dtype": dispatch_dtype},
+    )
+    report = run(options, tmp_path)
+    assert report.ok, report.errors
+    assert report.placement == f"{RANKS} ranks resident on one GPU"
+    timeline = tracekern.load(tmp_path)
+    assert {"copy_token", "wait_count", "reduce_token"} <= {event.name for event in timeline.events}
+    assert len(timeline.flows) > 6 * RANKS * 64  # counts and results, each of all pairs
