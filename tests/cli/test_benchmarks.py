@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import itertools
 import json
 import os
-import random
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,9 +21,6 @@ from tests.paths import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu_all
 import harness
-import reliability
-
-from tracekern.moe.p2p.pipeline import STAGES
 
 PROGRAMS = sorted(
     path
@@ -63,16 +57,6 @@ def missing_names(path: Path) -> list[str]:
 
 def test_what_a_program_imports_is_there():
     assert [fault for path in PROGRAMS for fault in missing_names(path)] == []
-
-
-def test_each_target_gets_the_signals_that_end_most_programs_and_then_the_others():
-    randomly = random.Random(1)
-    drawn = [list(itertools.islice(reliability.draw_signals(randomly), len(reliability.SIGNALS))) for _ in range(2)]
-    for signals in drawn:
-        first = [signal.Signals(number).name for number in signals[:5]]
-        assert first == ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSEGV"]
-        assert sorted(signals) == reliability.SIGNALS
-    assert drawn[0] != drawn[1]
 
 
 def test_a_name_that_is_gone_is_found(tmp_path):
@@ -120,6 +104,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("analysis", "--sizes 0.02 --rounds 1"),
         ("flows", "--ranks 2 --backend cpu --iterations 2 --tokens 6 --hidden 64"),
+        ("moe", "--ranks 2 --backend cpu --tokens 6 --many 9 --hidden 64 --experts 8 --topk 2 --samples 3"),
         ("launch", "--ranks 1 2 --launches 80"),
         ("slow_link", "--ranks 4 --tokens 4 --hidden 128 --experts 8 --topk 2 --slow-link 0.01 --rounds 2"),
     ],
@@ -140,33 +125,6 @@ def run_small(beside: Path, name: str, arguments: str) -> tuple[list[str], dict[
     figures = json.loads(path.read_text())
     assert {"device", "date", "command"} <= figures.keys()
     return done.stdout.splitlines(), figures
-
-
-@pytest.mark.rotates
-def test_moe_shows_each_kernel_on_each_rank(beside):
-    arguments = "--ranks 2 --backend cpu --tokens 6 --many 9 --hidden 64 --experts 8 --topk 2 --samples 3"
-    lines, figures = run_small(beside, "moe", arguments)
-    assert [load["load"] for load in figures["loads"]] == ["1..6 drawn", "9 each"]
-    for load in figures["loads"]:
-        assert set(load["stages_us"]) == set(STAGES)
-        assert set(load["rows"]) == {*load["stages_us"], "sorted (gloo)"}
-        stages = load["stages_us"]["balanced"]
-        assert list(stages) == ["dispatch_send", "dispatch_recv", "combine_send", "combine_recv", "call"]
-        assert all(len(us) == 2 and min(us) > 0 for us in stages.values())
-        at = lines.index(f"balanced, {load['load']}: us of each kernel on each rank")
-        assert lines[at + 1].split() == ["rank", *stages]
-        for rank in (0, 1):
-            assert lines[at + 2 + rank].split() == [str(rank), *(f"{us[rank]:.1f}" for us in stages.values())]
-        ratios = [f"{max(us) / min(us):.2f}" for us in stages.values()]
-        assert lines[at + 4].split() == ["most/least", *ratios]
-
-
-@pytest.mark.rotates
-def test_a_sweep_of_moe_leaves_its_kernels_in_the_file_only(beside):
-    arguments = "--ranks 1 --backend cpu --tokens 4 --many 0 --hidden 64 --experts 8 --topk 2 --samples 1 --sweep"
-    lines, figures = run_small(beside, "moe", f"{arguments} --variants reduce --blocks 2 --warps 2 --no-peers")
-    assert not any("on each rank" in line for line in lines)
-    assert list(figures["loads"][0]["stages_us"]) == ["reduce 2x2"]
 
 
 def test_each_step_of_gpu_check_names_a_file_that_is_there_and_a_step_before_it():

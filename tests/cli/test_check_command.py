@@ -46,19 +46,6 @@ def launches(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("terminal", ["", "1"])
-def test_what_cannot_be_said_is_said_once(check, launches, monkeypatch, terminal):
-    """Errors and results stand in one place on a terminal, and in the log of a CI job."""
-    monkeypatch.setenv("FORCE_COLOR", terminal)
-    result = check(launches / "lossy", "--max", "wait_token.p50=1s", "--save")
-    assert (result.stdout + result.stderr).count("lossy_99 proves nothing") == 1
-    assert result.stdout.count("cannot say: ") == 1
-    assert "not saved: these runs allow no verdict\n" in result.stderr
-    few = check(launches / "lossy" / "lossy_99", "--against", launches / "base")
-    for problem in ("lossy_99 proves nothing", "1 run, wanted at least 5"):
-        assert (few.stdout + few.stderr).count(problem) == 1
-
-
 @pytest.fixture
 def check(command_line, tmp_path):
     """Runs `tracekern check` with its storage and no configuration but the test's own."""
@@ -330,13 +317,6 @@ def test_ab_launches_by_turns_and_names_what_is_slower(command_line, tmp_path):
     turns = [path.name.partition("_")[0] for path in created]
     assert turns == ["base", "head", "head", "base", "base", "head", "head", "base", "base", "head"]
     assert [Path(place).name.partition("_")[0] for place in report["look_at"]] == ["base", "head"]
-
-
-def test_ab_that_keeps_no_captures_says_how_to(command_line, launches):
-    copies = (f"cp {launches}/{side}/{side}_${{TRACEKERN_OUT##*_}}/* {{out}}" for side in ("base", "slow"))
-    result = ab(command_line, "--base", next(copies), "--head", next(copies))
-    assert result.returncode == 1, result.stdout + result.stderr
-    assert last_line(result).startswith("next: keep the captures with -o DIR; then tracekern diff DIR/base_00 ")
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 import tracekern
-from tests.captures import ROLES, CaptureSpec, write_capture
+from tests.captures import CaptureSpec, write_capture
 from tests.paths import ROOT
 from tests.timelines import make_timeline
-from tracekern.analysis.questions.summary import EventSummary, summarize
-from tracekern.cli.commands.info import print_summary, where_records_went
+from tracekern.analysis.summary import EventSummary, summarize
+from tracekern.cli.info import print_summary
 from tracekern.cli.options import check_folders, parse_host, parse_ranks, parse_window
-from tracekern.cli.output import program
 from tracekern.errors import BadInput
 from tracekern.formatting import duration
 
@@ -39,20 +38,6 @@ def lossy(tmp_path_factory) -> Path:
     """A capture whose tracks were too small."""
     spec = CaptureSpec(num_ranks=2, records_per_track=32, run_id="lossy")
     return write_capture(tmp_path_factory.mktemp("lossy"), spec)
-
-
-@pytest.mark.parametrize(
-    ("sinks", "said"),
-    [
-        ([{}], "records went to host memory"),  # nothing was recorded, or by a version that did not say
-        ([{"send": ["host"]}, {"send": ["host"]}], "records went to host memory"),
-        ([{"send": ["device"]}, {"send": ["device"]}], "records went to device memory"),
-        ([{"send": ["device"], "wait": ["host"]}], "records went to host memory; of send to device memory"),
-        ([{"send": ["device", "host"]}], "records went to host memory; of send to device memory"),
-    ],
-)
-def test_where_records_went(sinks, said):
-    assert where_records_went(sinks).removesuffix(": too many for the bus") == said
 
 
 @pytest.mark.parametrize(
@@ -195,16 +180,6 @@ def test_info_tells_losses_and_the_size_that_would_have_been_enough(command_line
     assert re.search(rf"error lost_records: {lost:,}, the first: rank \d launch ", told)
 
 
-def test_merge_tells_what_all_ranks_lost_on_a_line(command_line, lossy, tmp_path):
-    """It said so for each launch and track of each rank."""
-    told = command_line("merge", lossy, "-o", tmp_path / "trace.json").stderr
-    of_launches, *of_tracks = (line for line in told.splitlines() if "would have been enough" in line)
-    assert of_launches.startswith("error: rank 0 launch demo_kernel #0: 72 records found no room")
-    assert of_launches.endswith("would have been enough (and 1 more like this, of rank 1)")
-    assert len(of_tracks) == len(ROLES)
-    assert of_tracks[0].endswith("(and 3 more like this, of rank 1)")
-
-
 def test_a_narrow_terminal_takes_nothing_out_of_a_table(capture):
     command = [sys.executable, "-m", "tracekern", "info", str(capture)]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
@@ -302,12 +277,3 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_door(tmp_path, monkey
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
     with pytest.raises(BadInput, match="its folder cannot be written"):
         check_folders(None, tmp_path / "t.json")
-
-
-def test_a_command_to_copy_needs_no_file_that_was_called(monkeypatch, tmp_path):
-    """An embedded interpreter and `exec -a` name none."""
-    (tmp_path / "tracekern").write_text("")
-    (tmp_path / "tracekern").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["/nowhere/tracekern"])
-    assert program().endswith("nowhere/tracekern")

@@ -108,14 +108,3 @@ def test_the_lines_of_both_sides_stand_beside_each_other(tmp_path, first, second
         "trust",
     ]
     assert {word: "A" if a == "-" else "B" for word, a, b in rows if "-" in (a, b)} == missing
-
-
-def test_the_phase_that_is_named_has_a_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("tracekern.viewers.diff_page._MAX_PHASES", 1)
-    first = make_timeline(2)
-    second = first.replace(
-        spans=dataclasses.replace(first.spans, end=first.spans.end + np.where(first.spans.event == 0, 50, 0))
-    )
-    page = page_of(first, second, tmp_path / "diff.html").read_text().replace("\u00a0", " ")
-    (named,) = re.findall(r"most over all its spans <b>([^<]+)</b>", page)
-    assert f"<code>{named}</code>" in page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import json
 import pkgutil
 import re
@@ -88,27 +87,6 @@ def test_the_api_page_says_what_docstrings_say():
             continue
         paragraph = inspect.getdoc(pkgutil.resolve_name(name)).partition("\n\n")[0]
         assert told == " ".join(paragraph.split()), name
-
-
-def test_what_the_demo_draws():
-    """The demo's rows in the README: tokens, sent and received are the routing's."""
-    from tracekern.moe.routing import draw_batch
-    from tracekern.moe.shape import MoeShape
-
-    shape = MoeShape(8, 64, 64, 6, 1, "bf16")
-    tokens, received = [0] * 8, [0] * 8
-    for rank, iteration in itertools.product(range(8), range(3)):
-        batch = draw_batch(shape, seed=7, rank=rank, iteration=iteration, routing="zipf", uneven=True)
-        tokens[rank] += batch.num_tokens
-        for expert in batch.topk_idx.flatten().tolist():
-            received[expert // 8] += expert >= 0
-    rows = re.findall(
-        r"^ +(\d) +(\d+) +[\d.]+ +(\d+) +(\d+) +[\d,]+ +\d+ %  equal", (ROOT / "README.md").read_text(), re.M
-    )
-    assert len(rows) == 3
-    for row in rows:
-        rank, *counts = map(int, row)
-        assert counts == [tokens[rank], 6 * tokens[rank], received[rank]]
 
 
 def test_the_questions_of_the_report_are_those_that_it_has():

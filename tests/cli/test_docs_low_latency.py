@@ -17,13 +17,10 @@ from tests.paths import ROOT
 from tracekern.cli.app import app
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.settings import FACTS, LaunchShape
-from tracekern.moe.routing import draw_batch
-from tracekern.moe.workload.options import MoeRun
-from tracekern.timeline.model import Timeline, field_values
+from tracekern.timeline.model import Timeline
 
 PAGE = (ROOT / "docs" / "low_latency.md").read_text("utf-8")
 COMMANDS = re.findall(r"^ {4}tracekern (.+)$", PAGE, re.MULTILINE)
-PLAN = MoeRun(ranks=4, variant="low_latency", tokens=16, hidden=512, experts=16, topk=4, iterations=1)
 NOT_RUN = ("open",)
 """Commands that end when a browser does."""
 
@@ -110,43 +107,3 @@ def test_spans_of_a_call_are_as_many_as_the_page_says(timeline):
         key for key in recorded if key[1] in ("wait_sub_warps", key[0])
     }  # told of in the text, and the kernel's own
     assert shown == {key: value for key, value in recorded.items() if key not in unshown}
-
-
-@OF_THE_COMMANDS
-def test_the_click_on_a_copy_is_one_of_the_capture_and_of_the_routing(timeline):
-    source, local_expert, token = (
-        int(re.search(rf"`{name}`: (\d+)", PAGE)[1]) for name in ("src_rank", "local_expert", "token")
-    )
-    (event,) = (place for place, event in enumerate(timeline.events) if event.name == "copy_token")
-    rows = [
-        row
-        for row in (timeline.spans.event == event).nonzero()[0]
-        if timeline.tracks[timeline.spans.track[row]].rank == 0
-    ]
-    names = ("src_rank", "local_expert", "token")
-    seen = zip(*(field_values(timeline.events[event], name, timeline.spans, rows) for name in names), strict=True)
-    assert (source, local_expert, token) in set(seen)
-    drawn = {"routing": PLAN.routing, "uneven": PLAN.uneven}
-    batch = draw_batch(PLAN.shape, seed=PLAN.seed, rank=source, iteration=0, **drawn)
-    assert local_expert in batch.topk_idx[token].tolist()  # of rank 0, whose experts are the first
-    told = re.search(r"block (\d+) x (\d+) groups \+ warp (\d+) // (\d+) = (\d+) = (\d+) x (\d+) \+ (\d+) \|", PAGE)
-    block, groups, warp, warps, index, rank, num_local, local = map(int, told.groups())
-    assert (rank, local) == (source, local_expert) == FACTS.expert_pair(index, num_local)
-    assert FACTS.responsible_expert_idx(block, warp, groups, warps) == index
-    assert PLAN.shape.num_local_experts == num_local
-
-
-def test_experts_of_the_log_that_it_corrects():
-    told = re.search(
-        r"with (\d+) local experts: (\d+), (\d+), (\d+) and (\d+) are local experts\s+(\d+) and (\d+) for tokens of "
-        r"rank (\d+), and (\d+) and (\d+) for tokens of rank (\d+)",
-        PAGE,
-    )
-    num_local, *numbers = map(int, told.groups())
-    first, second, third, fourth, a, b, low, c, d, high = numbers
-    assert [FACTS.expert_pair(expert, num_local) for expert in (first, second, third, fourth)] == [
-        (low, a),
-        (low, b),
-        (high, c),
-        (high, d),
-    ]

@@ -164,11 +164,8 @@ def test_a_baseline_of_another_kind_is_refused(inner, pytester):
     ("text", "said"),
     [
         ("[]", "is no baseline of tests of version 1"),
-        ('{"format": "tracekern-pytest", "version": 2}', "is no baseline of tests of version 1"),
         ('{"format": "tracekern-baseline", "version": 1}', "is no baseline of tests of version 1"),
-        ('{"format": "tracekern-pytest", "version": 1, "tests": []}', "holds no tests"),
         ('{"format": "tracekern-pytest", "version": 1, "tests": {"a": []}}', "holds no tests"),
-        ('{"format": "tracekern-pytest", "version": 1, "tests": {"a": 5}}', "holds no tests"),
         ("[" * 100_000, "cannot be read"),
     ],
 )
