@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from tracekern import _core
-from tracekern.compiled import compiled
 from tracekern.dump import format as fmt
-
-SHAPE = {"max_tokens": 1, "topk": 1, "hidden": 1, "dtype": "bf16", "variant": "pipelined"}
 
 
 def encoder(num_spans: int = 300, **changes: Any) -> tuple[Any, dict[str, Any]]:
@@ -88,14 +85,3 @@ def test_a_rank_is_one_of_those_that_share_the_heap():
     ):
         with pytest.raises(ValueError, match=f"^symmetric heap: {why}$"):
             _core.CpuCommunicator(rank, heaps, 1)
-
-
-@pytest.mark.parametrize(("num_ranks", "num_experts"), [(0, 1), (2, 1)])
-def test_a_layout_has_ranks_and_experts(num_ranks, num_experts):
-    with pytest.raises(ValueError, match="wanted ranks, each with an expert"):
-        compiled("p2p").heap_bytes(num_ranks=num_ranks, num_experts=num_experts, **SHAPE)
-
-
-def test_a_layout_has_a_partition():
-    sizes = [compiled("p2p").heap_bytes(num_ranks=1, num_experts=1, partitions=count, **SHAPE) for count in (0, 1)]
-    assert sizes[0] == sizes[1]

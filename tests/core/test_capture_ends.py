@@ -200,35 +200,3 @@ def test_captures_of_ranks_leave_nothing_open(tmp_path: Path):
         assert len(seen) == 4
         assert seen[1] == seen[2] == seen[3], "files, threads, and files that were deleted"
         assert seen[3][2] == "0"
-
-
-CLOSES_EARLY = """
-import gc, sys, threading, time
-from tests.captures import EVENT_TABLE
-from tests.kernels import TrackWriter
-from tracekern.record.session import capture
-
-def open_and_close(go_on):
-    with capture(sys.argv[1]) as session:
-        first, second = (session.launch("demo", grid=1, warps=1, events=EVENT_TABLE) for _ in range(2))
-        TrackWriter(first.descriptor, 0, 0).finish()
-        writer = TrackWriter(second.descriptor, 0, 0)
-    def run():
-        go_on.wait()
-        writer.span(1)
-        writer.finish()
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-go_on = threading.Event()
-thread = open_and_close(go_on)
-gc.collect()
-go_on.set()
-thread.join()
-"""
-
-
-def test_a_kernel_may_outlive_its_capture(tmp_path: Path):
-    done = subprocess.run([sys.executable, "-c", CLOSES_EARLY, tmp_path], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -12,13 +12,13 @@ import expected
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from timelines import COPY, make_rank, make_spans, make_timeline, timelines
+from timelines import make_rank, make_timeline, timelines
 from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
 from tracekern.export import labels
 from tracekern.export.formats.chrome import _json, write_chrome
-from tracekern.timeline.facts.counters import count_events
-from tracekern.timeline.model import ClockFit, Flows, Timeline, TrackKind
+from tracekern.timeline.counters import count_events
+from tracekern.timeline.model import ClockFit, Timeline, TrackKind
 
 FLOWS_SQL = """
 select p.pid, t.name, source.ts, q.pid, u.name, target.ts
@@ -145,17 +145,6 @@ def test_a_script_finds_ranks_blocks_and_warps_by_number(tmp_path: Path):
         if tracks[track].kind is TrackKind.DEVICE
     )
     assert found == wanted
-
-
-def test_overlaps_go_to_threads_of_their_own(tmp_path: Path):
-    spans = make_spans((2, COPY, 0, start, start + 10, 0, 0) for start in (0, 5, 8, 10))
-    processor = check_picture(make_timeline(spans=spans, flows=Flows()), tmp_path / "trace.json")
-    rows = processor.query(
-        "select t.name, s.ts from slice s join thread_track k on k.id = s.track_id join thread t using (utid) "
-        "where s.category = 'work'"
-    )
-    lanes = [("", 0), ("", 10), (" (lane 2)", 5), (" (lane 3)", 8)]
-    assert sorted(rows) == [(f"block 000 warp 00{lane}", start) for lane, start in lanes]
 
 
 def test_the_file_tells_about_itself(tmp_path: Path):

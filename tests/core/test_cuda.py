@@ -94,18 +94,6 @@ def test_what_fails_on_one_rank_is_refused_on_all(fails, line):
         pool.close()
 
 
-def test_a_gpu_that_torch_refuses_is_told_in_one_line(monkeypatch):
-    def set_device(_: int) -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nMore of it.")
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    with pytest.raises(
-        BadInput, match=r"^torch cannot use GPU 0: The NVIDIA driver .* \(found version 11040\)\.; or take"
-    ):
-        worker._choose_backend(MoeRun(ranks=2))
-
-
 def test_without_kernels_for_gpus_one_line_says_so(tmp_path):
     try:
         import tracekern._cuda  # noqa: F401

@@ -198,30 +198,6 @@ def test_records_are_off_by_no_more_than_their_launch_says(tmp_path_factory, ghz
         assert abs(end[0] - track.spans[0][1]) <= launch.stamp_error_ns
 
 
-def test_a_launch_says_how_far_its_records_may_be_off(tmp_path: Path):
-    long = CycleTrack(1_000.0, 51_000.0, short_spans(1_000.0, 3))
-    plain = dataclasses.replace(long, counts_cycles=False)
-    hung = dataclasses.replace(long, finished=False)
-    errors = [
-        decode_tracks(tmp_path / "rank_00000.tkdump", tracks).launches[0].stamp_error_ns
-        for tracks in ([plain], [plain, long], [long, hung])
-    ]
-    # A tick and 256 cycles at either end.
-    assert errors == [0.0, pytest.approx(2 * (TICK_NS + 256 / GHZ), rel=0.01), float("inf")]
-
-
-def test_short_tracks_alone_pool_what_they_measured_and_say_how_well(tmp_path: Path):
-    tracks = [CycleTrack(i * 1_013.0, i * 1_013.0 + 700, ((i * 1_013.0 + 100, i * 1_013.0 + 130),)) for i in range(8)]
-    timeline = decode_tracks(tmp_path / "rank_00000.tkdump", tracks)
-    for block in range(8):
-        start, end = spans_of(timeline, block)
-        assert abs(end[0] - start[0] - 30) <= 3
-    text = told(timeline, "cycle_clock")
-    assert "8 of them, too short" in text
-    percent = float(re.search(r"and ([\d.]+)%", text).group(1))
-    assert 24 < percent < 27  # 32 ns and 256 cycles of 700 ns
-
-
 def test_no_track_that_ended_leaves_the_rate_unknown_but_the_order_right(tmp_path: Path):
     hung = CycleTrack(0.0, 0.0, ((100.0, 110.0), (120.0, 150.0)), finished=False)
     timeline = decode_tracks(tmp_path / "rank_00000.tkdump", [hung])
@@ -289,12 +265,6 @@ def test_a_real_run_is_read_on_the_realtime_clock(tmp_path: Path):
         # This program's tracks are too short: they share a rate that each of them measured to 5 %.
         assert spans.end[mine].max() <= header["end_ticks"] + 0.2 * (header["end_ticks"] - header["start_ticks"])
     assert "8 tracks counts cycles" in told(timeline, "cycle_clock")
-
-
-def test_info_says_which_clock(tmp_path: Path, command_line):
-    decode_tracks(tmp_path / "rank_00000.tkdump", [CycleTrack(1_000.0, 25_000.0, short_spans(1_000.0))])
-    text = " ".join(command_line("info", tmp_path).stdout.split())
-    assert "rank 0: the clock of 1 track counts cycles, 1,75" in text
 
 
 def test_a_hang_leaves_cycles_readable(tmp_path: Path):

@@ -104,23 +104,6 @@ def test_a_call_that_a_rank_refused_is_told_in_the_words_of_its_kernels():
     assert "rank 2 gave up" in told(0, 0, **refused, refusal=3 << FLAG_VALUE_BITS)  # of a later version
 
 
-def test_a_wait_in_a_ring_tells_where_the_ring_stood():
-    ring = {"version": 2, "wanted_value": 9, "role": 4, "ring": 1, "head": 4, "tail": 8}
-    text = told(FIRST + 1, FIRST + 1, 5, slot=0, **ring)
-    assert "wanted 9 of call 2, has 5 tokens of call 2; ring 0 of role 3 is at head 4, tail 8;" in text
-    never = told(FIRST, NEVER, 0, slot=0, **ring)
-    assert "wanted 9 of call 1, nothing has come; ring 0 of role 3 is at head 4, tail 8;" in never
-
-
-def test_a_ring_its_role_and_the_peers_node_have_names():
-    ring = {"version": 2, "wanted_value": 9, "role": 2, "ring": 1, "head": 4, "tail": 8}
-    text = told(2, 2, 5, stage=3, slot=7, **{**ring, "peer": 5})
-    assert "gave up on rank 5 of node 2 after 500 ms; channel tail slot 7: wanted 9 of epoch 2" in text
-    assert text.endswith("; ring rdma of forwarder is at head 4, tail 8; see what rank 5 was doing")
-    assert "slot 0: wanted epoch 2, nothing has come; ring rdma" in told(2, 0, stage=3, **{**ring, "wanted_value": 0})
-    assert "ring 2 of role 4 is at" in told(2, 2, 5, stage=3, **{**ring, "role": 5, "ring": 3})
-
-
 def test_records_from_before_they_had_a_version_are_read():
     assert FIRST_FAULT_RECORD.itemsize == 64
     fields = {"wanted": FIRST + 2, "seen": FIRST, "value": 3, "slot": 1}

@@ -224,14 +224,6 @@ def test_a_wait_that_ends_before_its_signal_begins_is_told_beyond_the_clocks():
     assert join_flows(timeline.replace(aligned=False))[1] == ()
 
 
-def test_counts_that_do_not_begin_at_one_number_are_told_what_to_look_at():
-    pair = [End(True, 0, 1, 0, 1, start=1000, end=1010, level=9), End(False, 1, 0, 0, 1, start=0, end=10, level=9)]
-    for kind in (ChannelKind.CREDIT, ChannelKind.COUNT):
-        (problem,) = join_flows(build(pair, kind)[0])[1]
-        assert problem.kind == "backwards_flow"
-        assert "do `value` and `wanted` count from the same 0?" in problem.text
-
-
 def test_between_ranks_of_one_clock_order_is_exact():
     for early, wanted in ((0, []), (1, ["backwards_flow"])):
         pair = [End(True, 0, 1, 0, 1, start=1000, end=1010), End(False, 1, 0, 0, 1, start=0, end=1000 - early)]

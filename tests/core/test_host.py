@@ -41,15 +41,6 @@ def write_trace(path: Path, *events: dict[str, Any], base: Any = 10**18) -> Path
     return path
 
 
-def test_times_count_from_the_profilers_base(tmp_path: Path):
-    (lane,) = lanes_of(write_trace(tmp_path / "t.json", EVENT))
-    assert (lane.start.tolist(), lane.end.tolist(), lane.labels) == (
-        [10**18 + 10_500],
-        [10**18 + 12_750],
-        ("aten::mm",),
-    )
-
-
 def test_times_since_1970_are_exact(tmp_path: Path):
     """Without a base; as floats of microseconds they would be up to 128 ns off."""
     event = '{"ph": "X", "name": "k", "pid": 1, "tid": 1, "ts": 1795364000123456.%d00, "dur": 0.100}'
@@ -217,14 +208,6 @@ def test_a_profile_of_another_rank_is_refused(tmp_path: Path, about_ranks: Any, 
         load(tmp_path)
 
 
-def test_a_profile_of_another_rank_never_enters_a_capture(tmp_path: Path):
-    trace = tmp_path / "t.json"
-    trace.write_text(json.dumps({"traceEvents": [EVENT], "distributedInfo": {"rank": 1}}))
-    with capture(tmp_path / "capture") as session, pytest.raises(BadInput, match="is of rank 1"):
-        session.add_torch_profile(trace)
-    assert load(tmp_path / "capture").problems == ()
-
-
 @pytest.mark.parametrize(
     ("name", "read"),
     [
@@ -301,15 +284,12 @@ def test_begins_without_ends_and_asynchronous_spans_are_counted(tmp_path: Path):
     ("content", "message"),
     [
         (b"", "not a Chrome trace"),
-        (b"{", "not a Chrome trace"),
         (b"[" * 100_000, "not a Chrome trace"),
         (b"\x1f\x8b\x00", "not a Chrome trace"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-6], "not a Chrome trace"),
         (b"[1, 2]", "no traceEvents"),
-        (b'{"traceEvents": 3}', "no traceEvents"),
         (b'{"traceEvents": [], "baseTimeNanoseconds": "soon"}', "baseTimeNanoseconds"),
         (b'{"traceEvents": [{"ph": "X"}]}', "has no time"),
-        (b'{"traceEvents": [{"ph": "X", "ts": "x"}]}', "has no time"),
         (b'{"traceEvents": [{"ph": "X", "ts": 1e99999999999999999999}]}', "not a Chrome trace"),
         (b'{"traceEvents": [{"ph": "X", "ts": NaN}]}', "has no time"),
     ],
@@ -323,19 +303,6 @@ def test_damaged_traces_are_one_line(tmp_path: Path, content: bytes, message: st
     with capture(tmp_path / "capture") as session, pytest.raises(BadInput, match=message):
         session.add_torch_profile(path)
     assert load(tmp_path / "capture").problems == ()
-
-
-class BadProfiler:
-    """Exports an event without a time, as a profiler may."""
-
-    def export_chrome_trace(self, path: str) -> None:
-        Path(path).write_text('{"traceEvents": [{"ph": "X", "ts": NaN}]}')
-
-
-def test_no_error_names_a_file_that_the_user_never_saw(tmp_path: Path):
-    with capture(tmp_path / "capture") as session, pytest.raises(BadInput, match="has no time") as refused:
-        session.add_torch_profile(BadProfiler())
-    assert str(refused.value).startswith("add_torch_profile(): what the profiler exported: event ")
 
 
 @given(data=st.data())

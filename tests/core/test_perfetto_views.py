@@ -218,14 +218,6 @@ def test_counters_and_stalled_warps(case):
         assert value == pytest.approx(stalled / duration)
 
 
-def test_the_rank_of_every_span_is_found(case):
-    rows = dict(case.query("select rank, count(*) from tk_span group by rank"))
-    timeline = case.timeline
-    device = np.array([track.kind == TrackKind.DEVICE for track in timeline.tracks])[timeline.spans.track]
-    ranks = timeline.track_ranks()[timeline.spans.track][device]
-    assert rows == {rank: int((ranks == rank).sum()) for rank in set(ranks.tolist())}
-
-
 COUNTED = {
     "tk_wait": "rank, row, phase, iteration, dur, peer, late, drain, rest",
     "tk_wait_matrix": "rank, peer, waits, wait_ns, late_ns, drain_ns",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from trace_processor import TraceProcessor, assert_no_loss
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.viewers.report.headlines import headlines
 
 _OF_TOKENS = ("copy_token", "reduce_token", "signal_token", "wait_token", "wait_result")
 _OF_VARIANT = {
@@ -77,46 +75,9 @@ def test_the_walk_tells_what_the_same_capture_shows_without_alignment():
         assert TraceProcessor(directory / f"{name}.pftrace.gz").query("select count(*) from flow") == [(arrows,)]
 
 
-def test_of_the_slow_node_of_two_hops_the_report_says_what_the_page_does():
-    findings = tracekern.analyze(tracekern.load(TRACES / "h200_two_hop"))
-    page = (TRACES.parent / "docs" / "two_hop.md").read_text()
-    verdict = next(line.text for line in headlines(findings) if line.word == "verdict")
-    assert verdict.startswith("Kernels of rank 5 begin 358 us after its peers")
-    assert "begin 358 us after its peers" in page
-    for shorter in re.findall(r"up to ([\d.]+ [mu]s \(\d+ %\)) shorter", verdict):
-        assert shorter in page
-    fullest, driest = findings.full_rings[0], max(ring.dry_ns / ring.kernels_ns for ring in findings.dry_rings)
-    assert (fullest.sender, fullest.receiver, round(100 * fullest.share)) == (6, 6, 69)
-    assert f"for {100 * fullest.share:.0f} % of the time of rank 6's kernels" in page
-    assert f"dry for up to {100 * driest:.0f} %" in page
-
-
 def test_each_wait_of_the_way_back_has_its_arrow():
     timeline = tracekern.load(TRACES / "cpu_two_hop")
     for name in ("wait_return_tail", "wait_return_ring", "wait_summed", "wait_tail"):
         rows = timeline.rows_of(name)
         assert len(rows)
         assert np.isin(rows, timeline.flows.wait).all(), name
-
-
-def test_of_the_stages_of_new_weights_the_page_says_what_the_captures_do():
-    direct, broadcast = (
-        tracekern.analyze(tracekern.load(TRACES / name)).threads for name in ("weights", "weights_broadcast")
-    )
-    page = (TRACES.parent / "docs" / "fabric.md").read_text()
-    section = " ".join(page.partition("## Weights for RL")[2].partition("\n## ")[0].split())
-
-    def ends(values: Iterable[float]) -> str:
-        least, *_, most = sorted(values)
-        return f"{least:.0f} to {most:.0f}"
-
-    def shares(stage: str) -> str:
-        found = [thread for rank in direct for thread in rank.threads if thread.ranges == (stage,)]
-        return ends(100 * thread.beside_ns / thread.busy_ns for thread in found)
-
-    open_together = ends(100 * rank.several_ns / rank.covered_ns for rank in direct)
-    assert f"for {open_together} % of the {ends(rank.covered_ns / 1e6 for rank in direct)} ms" in section
-    assert f"*prepare* {shares('prepare')} % ran beside another stage, of *write* {shares('write')} %" in section
-    root = broadcast[0]
-    (write,) = (thread for thread in root.threads if thread.ranges == ("write",))
-    assert f"took it {root.covered_ns / 1e6:,.0f} ms, {write.busy_ns / 1e6:,.0f} of them in *write*" in section
