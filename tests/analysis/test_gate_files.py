@@ -129,15 +129,12 @@ def test_hosts_that_share_a_folder_find_their_own_baselines(tmp_path):
     ("damage", "said"),
     [
         (lambda text: text[: len(text) // 2], "is not JSON"),
-        (lambda text: "[]", "is not a baseline"),
         (lambda text: text.replace('"tracekern-baseline"', '"other"'), "is not a baseline"),
         (lambda text: text.replace('"version": 1', '"version": 2'), "baseline version 2, this tracekern knows 1"),
         (lambda text: json.dumps({**json.loads(text), "runs": []}), "holds no runs"),
-        (lambda text: json.dumps({**json.loads(text), "runs": [1]}), "other fields"),
         (lambda text: text.replace('"run_id"', '"name"'), "other fields"),
         (lambda text: text.replace('"metrics": {', '"metrics": {"a.b.p50": null, '), "field metrics of a run"),
         (lambda text: text.replace('"metrics": {', '"metrics": {"a.b.p50": -1, '), "field metrics of a run"),
-        (lambda text: text.replace('"metrics": {', '"metrics": {"a.b.p50": Infinity, '), "field metrics of a run"),
     ],
 )
 def test_a_damaged_baseline_is_refused_in_a_line(tmp_path, damage, said):

@@ -70,12 +70,6 @@ def test_size_hints_are_enough_for_every_call_of_that_size():
         assert max(needs) <= hint < 2 * max(needs)
 
 
-def test_recommended_configs_are_those_of_deepep_in_whole_chunks():
-    assert Buffer.get_dispatch_config(16) == Config(20, 36, 288, 20, 140)
-    assert Buffer.get_dispatch_config(9) == Buffer.get_dispatch_config(16)
-    assert Buffer.get_dispatch_config(64) == Config(20, 32, 288, 8, 128)
-
-
 # ---- results ----
 
 
@@ -195,8 +189,6 @@ NEW_CALL = (
             {"handle": (1,), **dict.fromkeys(NEW_CALL)},
             "handle is tuple; wanted the one that dispatch() returned",
         ),
-        ({"async_finish": 1}, "async_finish is 1; wanted True or False"),
-        ({"previous_event": "none"}, "previous_event is str; wanted an EventOverlap"),
         ({"num_tokens_per_rank": None}, "num_tokens_per_rank is missing; get_dispatch_layout() returns it"),
         ({"topk_weights": None}, "one of topk_idx and topk_weights is missing"),
         ({"topk_idx": torch.zeros((4, 2), dtype=torch.int32)}, "topk_idx is torch.int32 [4, 2]; wanted torch.int64"),
@@ -214,13 +206,7 @@ NEW_CALL = (
             {"num_tokens_per_expert": torch.tensor([4, 3], dtype=torch.int32)},
             "num_tokens_per_expert[1] is 3; topk_idx names it 4 times",
         ),
-        ({"expert_alignment": 0}, "expert_alignment is 0; wanted 1"),
-        ({"num_worst_tokens": -1}, "num_worst_tokens is -1; wanted 0"),
-        ({"config": (2, 1, 1, 1, 7)}, "config is tuple; wanted tracekern.moe.two_hop.Config"),
         ({"config": Config(2, 6, 8194, 6, 258)}, "num_nvl_bytes + num_rdma_bytes is 1048576; a call with 2 experts"),
-        ({"timeout_s": 0}, "timeout_s is 0; wanted more than 0"),
-        ({"capture": "no capture"}, "capture is str"),
-        ({"after_stage": "dispatch"}, "after_stage is str; wanted a function of the name of a kernel"),
         (arguments(9), "x has 9 tokens; the buffer was made with num_max_tokens_per_rank=8"),
     ],
 )
@@ -302,21 +288,14 @@ def combine_badly(group: Group) -> dict[str, str]:
     received = dispatch(buffer, case, given)
     x, handle = received.recv_x, received.handle
     with pytest.raises(BadInput) as refused:
-        buffer.dispatch(given.x.float(), handle)
-    told["cached dtype"] = str(refused.value)
-    with pytest.raises(BadInput) as refused:
         buffer.dispatch(torch.cat([given.x, given.x[:1], given.x.new_ones((1, case.hidden))]), handle)
     told["cached tokens"] = str(refused.value)
     refuse("no handle", x, None)
     refuse("other handle", x, handle._replace(send_rdma_head=handle.send_rdma_head[:, :1]))
     refuse("rows", torch.zeros((len(x) + 1, case.hidden), dtype=torch.bfloat16), handle)
     refuse("dtype", x.float(), handle)
-    refuse("weights", x, handle, torch.zeros((len(x), case.topk + 1)))
     refuse("config", x, handle, config=Config(4, 1, 1, 1, 7))
     refuse("bias", x, handle, bias=x.new_zeros((len(given.x) + 1, case.hidden)))
-    refuse("biases", x, handle, bias=(given.x,) * 3)
-    refuse("async", x, handle, async_finish=None)
-    refuse("after_stage", x, handle, after_stage=1)
     told["right"] = str(num_wrong(buffer, case, 2))
     buffer.destroy()
     refuse("destroyed", x, handle)
@@ -326,18 +305,13 @@ def combine_badly(group: Group) -> dict[str, str]:
 def test_a_wrong_combine_is_refused_before_a_launch(pools):
     wanted = {
         "too early": "nothing was dispatched; a call with a handle goes the way of a dispatch",
-        "cached dtype": "x is torch.float32",
         "cached tokens": "the dispatch of the handle had bf16 [",
         "no handle": "handle is NoneType; wanted the one that dispatch() returned",
         "other handle": "handle.send_rdma_head is torch.int32",
         "rows": "x is torch.bfloat16",
         "dtype": "x is torch.float32",
-        "weights": "topk_weights is torch.float32",
         "config": "the dispatch had Config",
         "bias": "bias is torch.bfloat16 [",
-        "biases": "3 biases; wanted at most two",
-        "async": "async_finish is None; wanted True or False",
-        "after_stage": "after_stage is int; wanted a function of the name of a kernel",
         "right": "0",
         "destroyed": "the buffer was destroyed; make another one",
     }
@@ -496,13 +470,8 @@ def test_a_run_is_checked_bit_by_bit_and_a_late_rank_is_seen(command_line, tmp_p
     ("options", "told"),
     [
         (("--nodes", 3), "4 ranks on 3 nodes"),
-        (("--nodes", 1, "--ranks", 16, "--experts", 16), "a node has 16 ranks; wanted one of 1, 2, 4, 8"),
         (("--blocks", 3), "blocks is 3; wanted an even number"),
         (("--rdma-send", 2, "--rdma-recv", 7), "--rdma-recv is 7; wanted at least 8, rdma-send + 6"),
-        (("--rdma-send", 4, "--rdma-recv", 11), "--rdma-recv is 11; wanted a multiple of rdma-send, 4"),
-        (("--nvl-send", 8, "--nvl-recv", 4), "--nvl-recv is 4; wanted at least nvl-send, 8"),
-        (("--channels", 65), "--channels is 65; wanted 0 to 64"),
-        (("--dtype", "fp32"), "--dtype is fp32; variant two_hop takes bf16"),
     ],
 )
 def test_bad_options_end_a_run_with_2(command_line, options, told):
