@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from timelines import make_rank, make_timeline
 
-from tracekern.export.labels import UNALIGNED, about, banner, problem_summary, rank_label, title
+from tracekern.export.labels import UNALIGNED, about, banner, rank_label, title
 from tracekern.timeline.model import Problem
 
 
 def problems(*kinds: str, count: int = 1) -> tuple[Problem, ...]:
     return tuple(Problem("error", kind, 0, -1, "a problem", count) for kind in kinds)
-
-
-@pytest.mark.parametrize(
-    ("kind", "one", "two"),
-    [
-        ("lost_records", "1 lost record", "2 lost records"),
-        ("lost_clock_samples", "1 lost clock sample", "2 lost clock samples"),
-        ("launch_not_recorded", "1 launch not recorded", "2 launches not recorded"),
-        ("launch_lost", "1 launch lost", "2 launches lost"),
-        ("unknown_event", "1 unknown event", "2 unknown events"),
-        ("unknown_role", "1 unknown role", "2 unknown roles"),
-        ("unmatched_wait", "1 unmatched wait", "2 unmatched waits"),
-        ("fault", "1 fault", "2 faults"),
-        ("salvaged", "1 salvaged", "2 salvaged"),
-        ("cycle_rate_unknown", "1 cycle rate unknown", "2 cycle rate unknown"),
-    ],
-)
-def test_problems_are_counted_in_words(kind, one, two):
-    assert [problem_summary(problems(kind, count=number)) for number in (1, 2)] == [one, two]
-    assert problem_summary(problems(kind, kind)) == two
 
 
 def test_a_banner_says_what_there_is_to_say_and_no_more():

@@ -10,7 +10,7 @@ from timelines import EVENTS, make_rank, make_timeline
 from tracekern.analysis.questions.summary import summarize
 from tracekern.cli.commands.info import print_summary
 from tracekern.cli.output import console, note, table
-from tracekern.formatting import ago, escape
+from tracekern.formatting import escape
 
 
 def test_names_are_printed_as_they_are(capsys):
@@ -49,11 +49,3 @@ def test_no_line_of_a_table_ends_in_spaces(capsys, monkeypatch, colour):
     assert printed.replace("\x1b[1m", "").replace("\x1b[0m", "") == (
         "rank  state     clock\n   0  closed    ping-pong\n   1  salvaged\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(-3, "0 s"), (119.9, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (2 * 86400, "2 days")],
-)
-def test_how_long_ago(seconds, said):
-    assert ago(seconds) == f"{said} ago"

@@ -19,7 +19,6 @@ from tests.paths import ROOT
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.dump.reader import read_dump
 from tracekern.gate.run import read_run
-from tracekern.timeline.model import Flows, Marks, Spans
 
 
 def test_dir_shows_what_is_public_and_all_of_it_is_there():
@@ -115,25 +114,6 @@ def test_whatever_a_session_prints_is_a_few_lines(capture):
         type(value).__name__ for value in met.values()
     }
     assert {type(value).__name__: len(repr(value)) for value in met.values() if len(repr(value)) > 1000} == {}
-
-
-def test_a_timeline_says_what_it_holds():
-    timeline = tracekern.load(ROOT / "traces" / "h200x4_late_host")
-    said = repr(timeline).splitlines()
-    assert said[:2] == [
-        "Timeline: 4 ranks, NVIDIA H200 (cuda), 25.0 ms",
-        "  20,842 spans, 0 marks and 3,712 flows in 100 launches, on 532 tracks",
-    ]
-    assert "signal_token" in said[2]
-    assert said[3] == "  clocks within ±755 ns proven, ±14 ns repeatable"
-    told = repr(tracekern.analyze(timeline))
-    assert told.startswith("Findings: 37 % of the warps' time are waits\n  answers: ")
-    assert told.endswith(repr(timeline))
-    unaligned = tracekern.load(ROOT / "traces" / "h200x4_late_host", unaligned=True).replace(aligned=False, title="a\n")
-    assert repr(unaligned).splitlines()[1] == r"  a\n"
-    assert "every rank on its own clock: times of different ranks cannot be compared" in repr(unaligned)
-    nothing = timeline.replace(ranks=(), spans=Spans(), marks=Marks(), flows=Flows(), tracks=(), launches=())
-    assert repr(nothing).startswith("Timeline: 0 ranks, nothing recorded")
 
 
 def test_a_misspelt_name_is_an_error_that_names_what_is_near():

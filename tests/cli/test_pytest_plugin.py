@@ -153,13 +153,6 @@ def test_bad_options_stop_before_any_test(inner, arguments, said):
     result.stderr.fnmatch_lines([f"*{said}*"])
 
 
-def test_a_baseline_of_another_kind_is_refused(inner, pytester):
-    (pytester.path / "old.json").write_text("{")
-    result = inner("--tracekern-compare=old.json")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*old.json: *"])
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

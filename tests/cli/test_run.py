@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,40 +34,28 @@ from tracekern.viewers.report.headlines import headlines
 SMALL = {"ranks": 4, "tokens": 12, "hidden": 64, "experts": 16, "topk": 3, "iterations": 2, "blocks": 3, "warps": 2}
 
 
+def choices_of(options: MoeRun) -> Iterator[tuple[int, list[int]]]:
+    """(rank, experts) of each token of all iterations, from the routing alone."""
+    drawn = {"routing": options.routing, "uneven": options.uneven}
+    for iteration, rank in itertools.product(range(options.iterations), range(options.ranks)):
+        batch = draw_batch(options.shape, seed=options.seed, rank=rank, iteration=iteration, **drawn)
+        yield from ((rank, experts) for experts in batch.topk_idx.tolist())
+
+
 def routed(options: MoeRun) -> Counter[tuple[int, int, int]]:
-    """(source, destination, expert) -> tokens, over all iterations, from the routing alone."""
-    counts: Counter[tuple[int, int, int]] = Counter()
-    for iteration in range(options.iterations):
-        for rank in range(options.ranks):
-            batch = draw_batch(
-                options.shape,
-                seed=options.seed,
-                rank=rank,
-                iteration=iteration,
-                routing=options.routing,
-                uneven=options.uneven,
-            )
-            for expert in batch.topk_idx.flatten().tolist():
-                counts[rank, expert // options.shape.num_local_experts, expert] += 1
-    return counts
+    """(source, destination, expert) -> tokens."""
+    num_local = options.shape.num_local_experts
+    return Counter((rank, expert // num_local, expert) for rank, experts in choices_of(options) for expert in experts)
 
 
 def routed_rows(options: MoeRun) -> Counter[tuple[int, int, int]]:
     """(source, destination, -1) -> tokens that have experts there, each once."""
-    counts: Counter[tuple[int, int, int]] = Counter()
-    for iteration in range(options.iterations):
-        for rank in range(options.ranks):
-            batch = draw_batch(
-                options.shape,
-                seed=options.seed,
-                rank=rank,
-                iteration=iteration,
-                routing=options.routing,
-                uneven=options.uneven,
-            )
-            for experts in batch.topk_idx.tolist():
-                counts.update({(rank, expert // options.shape.num_local_experts, -1) for expert in experts})
-    return counts
+    num_local = options.shape.num_local_experts
+    return Counter(
+        (rank, peer, -1)
+        for rank, experts in choices_of(options)
+        for peer in {expert // num_local for expert in experts}
+    )
 
 
 class Loaded:

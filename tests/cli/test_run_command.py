@@ -12,19 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from test_cli import refused
 
 from tests.paths import ROOT
-from tracekern.analysis.summary import EventSummary, Summary
-from tracekern.cli.run_moe import _longest_wait, _plans_of_all, _print, _Result
+from tracekern.cli.run_moe import _plans_of_all
 from tracekern.dump.format import SEGMENT_MAGIC
 from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
-from tracekern.moe.routing import ROUTINGS
-from tracekern.moe.workload.options import MoeRun
-from tracekern.moe.workload.reports import RunReport
 
 SMALL = ("--ranks", 4, "--tokens", 12, "--hidden", 96, "--experts", 8, "--topk", 3, "--iterations", 2)
 TOPK = 3
@@ -103,50 +98,12 @@ def test_without_trace_nothing_is_left(command_line, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pipelined_run_says_in_how_many_partitions(command_line):
-    result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined")
-    assert "zipf routing\n" in result.stdout, "one partition goes without saying"
-    result = command_line("run", "moe", *SMALL, "--no-trace", "--variant", "pipelined", "--option", "partitions=3")
-    assert "zipf routing, in at most 3 partitions\n" in result.stdout
-
-
 def test_partitions_of_all_variants_are_for_those_that_have_some():
     given = {"ranks": 4, "experts": 8, "topk": 3, "family_options": {"partitions": 3}, "variant": "all"}
     wanted = {name: {"partitions": 3} if name in ("pipelined", "overlapped") else {} for name in VARIANTS}
     assert {plan.variant: plan.family_options for plan in _plans_of_all(given)} == wanted
     on_gpus = [plan.variant for plan in _plans_of_all({**given, "backend": "cuda"})]
     assert on_gpus == [name for name in VARIANTS if name not in PLAIN_VARIANTS]
-
-
-@pytest.mark.parametrize(
-    ("placement", "title"),
-    [
-        ("8 ranks resident on one GPU", "8 ranks resident on one GPU: they share its SMs"),
-        ("8 ranks resident on one GPU", ""),
-        ("they take turns: no room", "ranks share GPUs"),
-    ],
-)
-def test_how_ranks_share_a_gpu_is_told_once(capsys, placement, title):
-    summary = Summary(title, True, 0, 0, 0, (), {}) if title else None
-    _print(_Result(RunReport(MoeRun(), True, (), 1.0, placement=placement), summary=summary))
-    said = capsys.readouterr().out
-    assert said.count(placement) == 1
-    assert title in said
-
-
-def test_a_wait_that_never_ended_is_told_beside_the_longest():
-    """Of a run that timed out it is the one that matters."""
-    wait = EventSummary("wait_token", "wait", 3, 900, 500, 2)
-    told = {opened: _longest_wait(SimpleNamespace(events=(wait,), num_open_spans=opened)) for opened in (0, 2)}
-    assert told == {0: "500 ns in wait_token for rank 2", 2: "500 ns in wait_token for rank 2; 2 spans never ended"}
-
-
-def test_what_a_ring_overwrote_is_told_beside_the_counts(command_line, tmp_path):
-    shape = (*SMALL, "--blocks", 1, "--warps", 2, "--keep", "last", "--records-per-track", 16)
-    result = command_line("run", "moe", *shape, "-o", tmp_path / "ring")
-    assert result.returncode == 0, result.stderr
-    problems = json.loads(command_line("info", tmp_path / "ring", "--json").stdout)["problems"]
-    assert f"{problems['overwritten_records']:,} older records were overwritten, as --keep last asks" in result.stdout
 
 
 def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
@@ -166,39 +123,6 @@ def test_a_full_track_is_told_with_the_size_it_needs(command_line, tmp_path):
     assert command_line("run", "moe", *shape, "-o", enough, "--records-per-track", needed).returncode == 0
     assert {rank["records_lost"] for rank in json.loads(command_line("info", enough, "--json").stdout)["ranks"]} == {0}
     assert command_line("merge", enough, "-o", tmp_path / "strict.pftrace", "--strict").returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--experts", 30, "--ranks", 8), "30 experts do not divide over 8 ranks"),
-        (("--variant", "fastest"), "--variant is 'fastest'; wanted one of reference"),
-        (("--routing", "random"), "routing is 'random'; wanted one of uniform"),
-        (("--dtype", "fp8"), "dtype is 'fp8'; wanted one of fp32"),
-        (("--topk", 17), "topk is 17; wanted 1 to 16"),
-        (("--ranks", 0), "tracekern: --ranks is 0; wanted 1"),
-        (("--tokens", 0), "tracekern: --tokens is 0; wanted 1"),
-        (("--iterations", 0), "iterations is 0; wanted 1"),
-        (("--records-per-track", "some"), "--records-per-track: got 'some', wanted auto or a number"),
-        (("--option", "partitions=2"), "variant balanced has none, only pipelined and overlapped have"),
-        (("--backend", "tpu"), "backend is 'tpu'; wanted one of auto"),
-    ],
-)
-def test_bad_options_are_one_line_and_nothing_is_written(command_line, tmp_path, arguments, said):
-    refused(command_line("run", "moe", *arguments, "-o", tmp_path / "out"), said)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_program_of_the_users_own_is_told_how_it_is_started(command_line, tmp_path):
-    program = tmp_path / "mine.py"
-    program.write_text("")
-    refused(command_line("run", program, "--ranks", 2), f"run {program}: no such workload, wanted moe", "torchrun")
-
-
-def test_a_file_in_the_place_of_the_capture_is_one_line(command_line, tmp_path):
-    (tmp_path / "out").write_text("")
-    for directory in (tmp_path / "out", tmp_path / "out" / "deeper"):
-        refused(command_line("run", "moe", "-o", directory), "cannot be made a directory")
 
 
 def test_a_run_that_fails_before_its_first_record_says_only_why(command_line, tmp_path):
@@ -226,16 +150,6 @@ def test_sums_that_nothing_counts_are_left_out(command_line, tmp_path):
     columns = {head: {row[number] for row in rows} for number, head in enumerate(heads)}
     assert (columns["sent"], columns["received"]) == ({"-"}, {"-"})
     assert all(int(count) for count in columns["spans"])
-
-
-def test_a_capture_needs_a_place(command_line):
-    refused(command_line("run", "moe"), "give one with -o DIR")
-
-
-def test_help_names_every_choice(command_line):
-    text = " ".join(command_line("run", "moe", "--help").stdout.split())
-    for name in (*VARIANTS, *ROUTINGS, "all"):
-        assert name in text
 
 
 def test_where_the_trace_cannot_be_written_the_rest_is_said(command_line, tmp_path):
@@ -311,9 +225,3 @@ def test_a_run_that_does_not_fit_into_memory_is_refused_before_it_starts(tmp_pat
     assert re.search(r"run moe needs [\d.]+ TiB of (shared )?memory, [\d.]+ .iB are free ", much), much
     limited = said("--tokens", "4096", "--hidden", "7168", limit_bytes=3 << 30)
     assert re.search(r"needs [\d.]+ GiB of address space a rank, [\d.]+ .iB are free by `ulimit -v`", limited), limited
-
-
-@pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="a GPU is here")
-def test_without_a_gpu_all_ranks_say_so_once(command_line):
-    result = command_line("run", "moe", *SMALL, "--no-trace", "--backend", "cuda")
-    assert (result.returncode, result.stderr) == (2, "tracekern: torch finds no GPU here; take the backend cpu\n")
