@@ -24,7 +24,6 @@ from tests.paths import TRACES
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
-from tracekern.files import write_whole
 from tracekern.formatting import without_nan
 from tracekern.gate import baseline, history
 from tracekern.gate.budget import Budget, check_budgets, parse_budget, read_budgets
@@ -182,12 +181,6 @@ def test_checks_at_the_same_time_lose_nothing_of_each_other(tmp_path):
     assert len(set(results[count:])) == count
     assert sorted(path.name[:4] for path in results[count:]) == [f"{number:04}" for number in range(1, count + 1)]
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".jsonl"}
-
-
-def test_nowhere_to_save(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be made"):
-        baseline.save([make_run()], tmp_path / "file")
 
 
 def test_captures_are_found_one_level_below_and_counted_once(tmp_path):
@@ -367,24 +360,6 @@ def test_a_file_that_is_no_history_is_left_as_it_is(tmp_path, line):
     with pytest.raises(BadInput, match=r"history\.jsonl(:1: |: cannot be read)"):
         history.append(path, [make_run()], "good")
     assert path.read_bytes() == line + b"\n"
-
-
-def test_what_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot write .*: Not a directory; nothing was left there"):
-        write_whole(tmp_path / "file" / "report.xml", "text")
-
-
-def test_a_device_is_not_replaced_and_a_link_stays_one(tmp_path):
-    pipe, link = tmp_path / "pipe", tmp_path / "latest.md"
-    os.mkfifo(pipe)
-    with pytest.raises(BadInput, match="not a regular file"):
-        write_whole(pipe, "text")
-    assert pipe.is_fifo()
-    link.symlink_to(tmp_path / "report.md")
-    write_whole(link, "text")
-    assert link.is_symlink()
-    assert (tmp_path / "report.md").read_text() == "text"
 
 
 @pytest.mark.parametrize("one", [math.nan, [1, math.inf, {"deep": math.nan}]])

@@ -10,10 +10,9 @@ import statistics
 import pytest
 from runs import draw_runs, make_run
 
-from tracekern.formatting import growth, metric_value
 from tracekern.gate.budget import Budget
 from tracekern.gate.check import check
-from tracekern.gate.report import Outcome, junit, markdown, order, size
+from tracekern.gate.report import Outcome, junit, markdown, order
 
 COPY = "dispatch.copy_token.p50"
 BASE = draw_runs(8, 1)
@@ -119,19 +118,3 @@ def test_junit_is_read_back_by_its_package(tmp_path):
     assert results(check([make_run(metrics={"a\x01b.w.p50": 2.0})], None, [Budget("w.p50", 1)])) == {
         r"a\x01b.w.p50": [Failure]
     }
-
-
-def test_numbers_for_people():
-    assert [metric_value("a.p50", value) for value in (0.0, 64.0, 999.6, 3104.0, 999_600.0, 2.5e6, 3e9)] == [
-        "0 ns",
-        "64 ns",
-        "1.00 us",
-        "3.10 us",
-        "1.00 ms",
-        "2.50 ms",
-        "3.00 s",
-    ]
-    assert metric_value("a.wait_share", 0.125) == "12.5 %"
-    said = [growth(value) for value in (0.153, -0.05, 22.6, float("nan"), -0.0004)]
-    assert said == ["+15.3 %", "-5.0 %", "23.6 x", "?", "+0.0 %"]
-    assert [size(value) for value in (0.05, 10.0)] == ["5.0 %", "11.0 x"]

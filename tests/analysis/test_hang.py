@@ -23,7 +23,6 @@ from tests.timelines import (
     make_rank,
     make_spans,
     make_timeline,
-    overwrite_begins,
     timeline_of,
 )
 from tracekern.analysis.findings import analyze
@@ -270,18 +269,6 @@ def test_of_nested_spans_a_warp_is_in_the_innermost():
     assert find_hang(timeline).holders == (Holder(1, True, "dispatch.signal_token", 1, "dispatch", 0),)
 
 
-def test_the_only_span_of_a_rank_tells_since_when_it_runs_no_kernel():
-    timeline = timeline_of([(1, WAIT, 0, 4_000)], num_ranks=2)
-    without_host = timeline.spans.take(np.arange(1, len(timeline.spans)))
-    assert find_hang(timeline.replace(spans=without_host)).holders == (Holder(0, True, "", 0, "dispatch", 2_000),)
-
-
-def test_ranks_are_told_in_their_order():
-    waiting = find_hang(timeline_of([(8, WAIT, 0, 4_000), (1, WAIT, 0, 4_000)], num_ranks=9))
-    held = find_hang(timeline_of([(0, WAIT, 8, 4_000), (2, WAIT, 1, 4_000)], num_ranks=9))
-    assert (waiting.ranks, [holder.rank for holder in held.holders]) == ((1, 8), [1, 8])
-
-
 def test_ranks_that_wait_for_each_other_are_all_described():
     """Rank 0 is a call ahead: what they want does not fit, and that is the mistake."""
     timeline = timeline_of([(0, WAIT, 1, 4_500), (0, WAIT, 1 | 8 << 10, 4_200), (1, WAIT, 0 | 7 << 10, 4_000)], 2)
@@ -334,18 +321,6 @@ def test_a_rank_whose_time_of_death_is_known_has_waited_until_then():
     damaged = [dataclasses.replace(rank, died_ns=(-1) ** rank.rank * (1 << 63)) for rank in dead]
     for origin_ns in (-1 << 62, 1 << 62):
         assert find_hang(timeline.replace(ranks=(damaged[0], make_rank(1), damaged[1]), origin_ns=origin_ns))
-
-
-def test_a_wait_whose_begin_was_overwritten_names_no_fields():
-    timeline = timeline_of([(0, WAIT, 0, 4_000)], num_ranks=2)
-    (row,) = np.flatnonzero(timeline.spans.end == OPEN_END).tolist()
-    assert " slot=0); " in str(line_of(timeline))
-    assert find_hang(overwrite_begins(timeline, [row])).longest.fields == ""
-
-
-def test_a_rank_whose_dump_is_missing_is_named():
-    timeline = timeline_of([(0, WAIT, 7, 4_000)], num_ranks=2)
-    assert str(line_of(timeline)).endswith("rank 7 is not in this capture")
 
 
 def test_warps_that_wait_for_their_own_rank_are_told_where_no_rank_waits_for_another():

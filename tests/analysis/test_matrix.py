@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from scenarios import SEE_NS, Scenario, exchange
 from wait_oracle import any_runs
 
-import tracekern
-from tests.paths import TRACES
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.analysis.waits.matrix import (
     MIN_CELLS,
@@ -173,13 +171,6 @@ def test_a_rank_that_waits_for_itself_is_not_judged():
     assert find_abnormal(by_hand(factors)) == ()
 
 
-def test_no_waits_make_an_empty_matrix():
-    matrix = matrix_of(Scenario(4).timeline())
-    assert not matrix.sum_ns.any()
-    assert not matrix.count.any()
-    assert find_abnormal(matrix) == ()
-
-
 @given(any_runs())
 def test_cells_are_the_sums_of_plain_loops(timeline: Timeline):
     waits = analyze_waits(timeline)
@@ -218,12 +209,3 @@ def test_polish_finds_the_effects_behind_an_outlier():
     assert np.allclose(polish.row, row - np.median(row))
     assert np.allclose(polish.column, column - np.median(column))
     assert polish.rest[1, 3] == pytest.approx(4)
-
-
-@pytest.mark.parametrize("name", ["cpu_8_ranks", "h200x4"])
-def test_kept_captures_fill_the_matrix(name: str):
-    timeline = tracekern.load(TRACES / name)
-    waits = analyze_waits(timeline)
-    matrix = wait_matrix(timeline, waits)
-    assert int(matrix.sum_ns.sum()) == int(waits.wait_ns.sum())
-    assert (matrix.count > 0).all()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-from report_pages import FIGURES, figures_of
+from report_pages import figures_of
 from timelines import EVENTS, make_spans, make_timeline, overwrite_begins
 
 from tests.paths import TRACES
@@ -22,7 +21,6 @@ from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Timeline
 from tracekern.timeline.select import select
 from tracekern.viewers.report.headlines import headlines
-from tracekern.viewers.report.questions import receive
 from tracekern.viewers.report.report_page import report_page
 
 SHAPE = MoeRun(ranks=4, variant="low_latency", tokens=12, hidden=256, experts=16, topk=4, iterations=3)
@@ -215,30 +213,3 @@ def test_the_page_has_a_matrix_of_tokens_of_waits_and_of_copies(timeline, tmp_pa
     says = ("{:,.0f}".format, duration, duration)
     for cells, column, say in zip(drawn, (matrix.tokens, matrix.wait_ns, matrix.copy_ns), says, strict=True):
         assert cells == [[say(value) if value else "" for value in row] for row in matrix.grid(column).tolist()]
-
-
-def test_matrices_can_be_chosen_in_a_browser(timeline, tmp_path, browser):
-    page = page_of(timeline, tmp_path / "page.html")
-    with browser.tab(390, color_scheme="dark") as tab:
-        tab.page.goto(page.as_uri())
-        for name in ("tokens", "wait for the count", "copies"):
-            tab.page.locator("#receive .buttons button", has_text=name).click()
-            figure = tab.page.locator("#receive .pane:not([hidden]) .figure")
-            figure.scroll_into_view_if_needed()
-            figure.locator(".hm image").wait_for()
-            (seen,) = [one for one in tab.page.evaluate(f"() => {FIGURES}") if "rows are experts" in one["name"]]
-            assert seen["shapes"] > 0
-            assert seen["cut"] == []
-            assert seen["overflow"] <= 0
-        assert tab.complaints == []
-
-
-def test_of_many_experts_whole_ranks_are_drawn_and_the_others_named(timeline, monkeypatch):
-    monkeypatch.setattr(receive, "_MAX_CELLS", 11 * SHAPE.ranks)  # rows of two ranks of four experts, and three more
-    answer = receive.draw(analyze(timeline))
-    names = answer.body[0].figures[0][1].layout["yaxis"]["ticktext"]
-    assert names == [f"{rank} · {expert}" for rank in (0, 1) for expert in range(4)]
-    assert answer.aside.endswith("Ranks 2 and 3 not drawn.")
-    last = analyze(timeline)
-    last.received = dataclasses.replace(last.received, tokens=last.received.tokens + 1000 * (last.received.rank == 3))
-    assert receive.draw(last).aside.endswith("Ranks 1 and 2 not drawn.")
