@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opening import longest_waits
-from timelines import make_timeline, timelines
+from timelines import timelines
 from trace_processor import TraceProcessor, assert_no_loss
 from typer.testing import CliRunner
 
@@ -115,18 +115,6 @@ def test_arrows_between_drawn_spans_stay_and_words_for_all(whole, sought, view):
     assert sum(wanted.values()) > len(np.unique(flows.wait[both]))
 
 
-def test_the_trace_says_what_it_shows(whole, view):
-    banner = view.scalar("select name from slice where category is null and parent_id is null and name glob '*drawn:*'")
-    said = re.search(
-        r"drawn: blocks 0, 5, 10 \.\.\. of 16, and (\d+) of (\d+) others with .*: ([\d,]+) of ([\d,]+) spans; all: ",
-        banner,
-    )
-    assert said, banner
-    assert 0 < int(said[1]) <= int(said[2])
-    assert int(said[3].replace(",", "")) <= MAX_SPANS
-    assert said[4] == f"{len(whole.spans):,}"
-
-
 def test_json_is_a_first_view_too(whole, tmp_path):
     path = tmp_path / "trace.json"
     stats = write_chrome(whole, path, max_spans=MAX_SPANS)
@@ -158,13 +146,6 @@ def test_it_is_never_larger_than_asked_for(timeline, max_spans):
     drawn = len(part.timeline.spans) + len(part.timeline.marks)
     assert drawn == min(len(timeline.spans) + len(timeline.marks), max_spans) or (part.part and drawn < max_spans)
     assert bool(part.part) == (drawn < len(timeline.spans) + len(timeline.marks))
-
-
-def test_a_timeline_of_hosts_alone_is_cut_too():
-    made = make_timeline(2)
-    kept = ~made.tracks_of(TrackKind.DEVICE)[made.spans.track]
-    part = first_view(prepare(made.replace(spans=made.spans.take(kept), flows=type(made.flows)())), 3)
-    assert (len(part.timeline.spans), len(part.timeline.tracks)) == (3, len(made.tracks))
 
 
 def test_open_draws_a_first_view_and_with_all_everything(tmp_path, monkeypatch):

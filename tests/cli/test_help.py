@@ -9,11 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import pytest
 import typer
 from rich.text import Text
 from test_front_door import commands_of
-from typer.testing import CliRunner
 
 from tests.paths import ROOT
 from tracekern.cli.app import app
@@ -36,18 +34,6 @@ def test_help_texts_are_the_same_with_markup_and_without():
     """Wide terminals show them with, narrow ones without."""
     for name, text in help_texts(typer.main.get_command(app)):
         assert Text.from_markup(text).plain == text, name
-
-
-@pytest.mark.parametrize("columns", [60, 79, 80])
-def test_help_shows_the_names_of_options_whole(columns, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    commands = commands_of(typer.main.get_command(app))
-    assert ("run", "moe") in commands
-    for words, command in commands.items():
-        shown = CliRunner().invoke(app, [*words, "--help"]).stdout
-        names = [name for option in command.params for name in (*option.opts, *option.secondary_opts)]
-        for name in filter(lambda name: name.startswith("-"), names):
-            assert re.search(rf"(?<![\w-]){name}(?![\w…-])", shown), (words, name)
 
 
 def test_the_example_of_check_works_from_nothing(tmp_path):

@@ -14,10 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from opening import ask, location_of, opened, path_of_trace
-from typer.testing import CliRunner
 from waiting import LONG_S
 
-from tracekern.cli.app import app
 from tracekern.launcher.rendezvous import free_port
 from tracekern.viewers import local_server, perfetto_ui, serve
 
@@ -128,18 +126,6 @@ def test_the_address_for_the_browser_leads_there_once(serving):
         assert (status, headers.get("Location")) == (410, None)
         assert b"Open the address that tracekern printed" in body
         assert location_of(printed) == location_of(printed) == view
-
-
-def test_the_browser_is_given_another_address_than_the_terminal(trace, monkeypatch):
-    given = []
-    addresses = serve.Addresses(*(f"http://127.0.0.1:9001/open/{name}" for name in ("printed", "once", "outlier")))
-    monkeypatch.setattr(serve, "serve_once", lambda _, on_ready: on_ready(addresses))
-    monkeypatch.setattr("webbrowser.open", lambda url: given.append(url) or True)
-    result = CliRunner().invoke(app, ["open", str(trace)])
-    assert result.exit_code == 0, result.output
-    assert given == [addresses.once]
-    assert result.stdout == f"{addresses.printed}\n"
-    assert "once" not in result.stderr.replace("read the trace once", "")
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST"])
