@@ -1,4 +1,4 @@
-"""K2 and K4 of prepared weights: the bits of `direct`, and that they depend on nothing they should not."""
+"""K2 and K4 of all stagings: the bits of `direct`, and that they depend on nothing they should not."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tracekern.moe.gemm import PreparedWeights, fused_moe_apply, k2, k4, permute
 from tracekern.moe.gemm.kernels import (
     FACTS,
     PREPARED_STAGINGS,
+    STAGINGS,
     Sizes,
     Tensors,
     launch,
@@ -35,8 +36,9 @@ from tracekern.moe.gemm.reference import k2_reference, k4_reference
 
 KERNELS = {"k2": (k2, k2_reference), "k4": (k4, k4_reference)}
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+ON_CPU = (*STAGINGS, *stagings_of(torch.device("cpu")))
 PLACES = [
-    *(pytest.param(("cpu", staging), id=f"cpu-{staging}") for staging in stagings_of(torch.device("cpu"))),
+    *(pytest.param(("cpu", staging), id=f"cpu-{staging}") for staging in ON_CPU),
     *(pytest.param(("cuda", staging), id=f"cuda-{staging}", marks=GPU) for staging in PREPARED_STAGINGS),
 ]
 COUNTS = {
@@ -51,9 +53,9 @@ COUNTS = {
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """The device, and the staging of weights that are prepared."""
+    """The device, and the staging of its weights."""
     device, staging = request.param
-    if staging not in stagings_of(torch.device(device)):
+    if device == "cuda" and staging not in stagings_of(torch.device(device)):
         pytest.skip(f"staging {staging} is not for this GPU")
     return device, staging
 
@@ -63,7 +65,9 @@ def words_of(stage: str, experts: int, channels: int, outputs: int, scale: str =
 
 
 def ready(words: torch.Tensor, place: tuple[str, str]) -> PreparedWeights:
-    """Prepared for the staging of the place: on a GPU prepare_weights() might have fallen back, with a warning."""
+    """As the staging of the place wants them: on a GPU prepare_weights() might have fallen back, with a warning."""
+    if place[1] in STAGINGS:
+        return PreparedWeights(words, place[1])
     weights = prepare_weights(words.to(place[0]), place[1])
     assert weights.staging == place[1]
     return weights

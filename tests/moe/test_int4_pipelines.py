@@ -119,9 +119,6 @@ def test_a_run_with_int4_experts_checks_its_results(command_line, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (("--variant", "pipelined"), "--expert is int4_sparse; variant pipelined takes scale alone"),
-        (("--variant", "reference"), "--expert is int4_sparse; variant reference takes scale alone"),
-        (("--variant", "sorted"), "--expert is int4_sparse; variant sorted takes scale alone"),
         (("--variant", "low_latency", "--dtype", "fp32"), "--dtype is fp32; variant low_latency takes bf16"),
         (("--variant", "flag", "--dtype", "fp16"), "--dtype is fp16; expert int4_sparse takes bf16"),
         (("--variant", "flag", "--hidden", 192), "--hidden is 192; expert int4_sparse takes a multiple of 128"),

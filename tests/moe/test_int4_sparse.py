@@ -96,29 +96,6 @@ def test_packing_keeps_the_largest_of_four_within_half_a_step():
 
 
 @pytest.mark.parametrize("stage", KERNELS)
-@pytest.mark.parametrize("scale", SCALES)
-def test_kernels_agree_with_fp64(stage, scale):
-    counts = [7, 0, 1, 8]
-    rows = draw_rows(sum(counts), HIDDEN)
-    check_against_fp64(stage, rows, offsets_of(counts), words_of(stage, 4, scale=scale))
-
-
-@pytest.mark.parametrize("stage", KERNELS)
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 300])
-def test_any_number_of_tokens(stage, count):
-    counts = [count, 0, 3]
-    check_against_fp64(stage, draw_rows(count + 3, 128), offsets_of(counts), words_of(stage, 3, size=128))
-
-
-@pytest.mark.parametrize("stage", KERNELS)
-@pytest.mark.parametrize("experts", [8, 128, 256])
-def test_any_number_of_experts(stage, experts):
-    counts = [[0, 1, 0, 9, 0][expert % 5] for expert in range(experts)]
-    rows, words = draw_rows(sum(counts), 128), words_of(stage, experts, size=128)
-    check_against_fp64(stage, rows, offsets_of(counts), words)
-
-
-@pytest.mark.parametrize("stage", KERNELS)
 def test_hidden_and_intermediate_sizes_differ(stage):
     rows = draw_rows(5, 384)  # no whole number of the groups that are loaded ahead
     words = draw_words(1, 384, 256, seed=6)
@@ -133,64 +110,6 @@ def test_silu_holds_far_from_zero():
     one = torch.zeros((1, 128, 128))
     one[:, :, 0] = 1.0
     check_against_fp64("k2", rows.bfloat16(), offsets_of([len(rows)]), pack_w13(one, one, exact=True))
-
-
-@pytest.mark.parametrize("stage", KERNELS)
-def test_a_row_does_not_depend_on_its_tile_mates(stage):
-    kernel, _ = KERNELS[stage]
-    rows, words = draw_rows(11, 128), words_of(stage, 2, size=128)
-    together = kernel(rows, offsets_of([3, 8]), words)
-    for row in range(11):
-        alone = kernel(rows[row : row + 1].clone(), offsets_of([1, 0] if row < 3 else [0, 1]), words)
-        assert torch.equal(alone[0].view(torch.int16), together[row].view(torch.int16)), row
-
-
-@pytest.mark.parametrize("stage", KERNELS)
-@pytest.mark.parametrize("staging", STAGINGS)
-def test_rows_of_others_and_rows_behind_the_last_are_not_read(stage, staging):
-    kernel, _ = KERNELS[stage]
-    rows, words = draw_rows(20, 128), words_of(stage, 3, size=128)
-    clean = kernel(rows, offsets_of([3, 5, 2]), words, staging=staging)
-    rows[3:8] = float("nan")  # of expert 1
-    rows[10:] = float("nan")
-    dirty = kernel(rows, offsets_of([3, 5, 2]), words, staging=staging)
-    assert bool(dirty[3:8].isnan().all())
-    assert torch.equal(dirty[:3], clean[:3])
-    assert torch.equal(dirty[8:10], clean[8:10])
-
-
-@pytest.mark.parametrize("stage", KERNELS)
-def test_listed_experts_alone_are_computed(stage):
-    kernel, _ = KERNELS[stage]
-    rows, words, off_e = draw_rows(12, 128), words_of(stage, 4, size=128), offsets_of([2, 4, 5, 1])
-    whole = kernel(rows, off_e, words)
-    tensors = {"w13": words, "w2": words, "expert_offset": off_e, "x_rows": rows, "middle_rows": rows}
-    out = torch.full_like(whole, 3.0)
-    eids = torch.tensor([3, 1], dtype=torch.int32)
-    tensors |= {"middle_rows" if stage == "k2" else "result_rows": out, "expert_ids": eids}
-    launch(
-        ("tiles", stage),
-        Sizes(num_experts=4, num_listed=2, hidden=128, intermediate=128),
-        tensors | {"tile_end": off_e.clone()},
-        device=rows.device,
-    )
-    listed = torch.tensor([False] * 2 + [True] * 4 + [False] * 5 + [True])
-    assert torch.equal(out[listed], whole[listed])
-    assert bool((out[~listed] == 3.0).all())
-
-
-@pytest.mark.parametrize("stage", KERNELS)
-@pytest.mark.parametrize("abort", [0, 1])
-def test_kernels_return_at_once_after_an_abort(stage, abort):
-    rows, words, off_e = draw_rows(9, 128), words_of(stage, 1, size=128), offsets_of([9])
-    out = torch.full((9, 128), 3.0).bfloat16()
-    tensors = {"w13": words, "w2": words, "expert_offset": off_e, "x_rows": rows, "middle_rows": rows}
-    tensors |= {"middle_rows" if stage == "k2" else "result_rows": out, "tile_end": off_e.clone()}
-    tensors["abort"] = torch.tensor([abort], dtype=torch.int32)
-    launch(
-        ("tiles", stage), Sizes(num_experts=1, num_listed=1, hidden=128, intermediate=128), tensors, device=rows.device
-    )
-    assert bool((out == 3.0).all()) == bool(abort)
 
 
 @pytest.mark.parametrize("stage", KERNELS)
@@ -421,12 +340,6 @@ def test_a_gpu_without_the_instruction_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: old)
     with pytest.raises(BadInput, match="^Tesla T4 is sm_75; int4 experts need sm_80 or newer$"):
         check_device(SimpleNamespace(device=torch.device("cuda:0")), 128)
-
-
-def test_the_package_is_no_family_of_variants():
-    from tracekern.moe.families import FAMILIES
-
-    assert sorted(FAMILIES) == ["low_latency", "p2p", "two_hop"]
 
 
 # ---- the page ----

@@ -161,8 +161,6 @@ def test_a_run_records_steps_in_cycles(command_line, tmp_path: Path):
     ("changes", "told"),
     [
         (("--detail", 3), "--detail is 3; expert scale has no steps, int4_sparse has"),
-        (("--detail", -1), "--detail is -1; wanted 0 to"),
-        (("--clock", "tsc"), "--clock is 'tsc'; wanted one of realtime, cycles"),
         (("--clock", "cycles", "--keep", "last"), "--clock is cycles; a flight recorder, keep last, has the realtime"),
     ],
 )
@@ -175,8 +173,7 @@ def test_a_run_refuses_what_it_cannot_record(command_line, changes, told):
 
 # ---- the page ----
 
-DOCS = ROOT / "docs"
-PAGE, PICTURE = (DOCS / "int4_trace.md").read_text(), DOCS / "int4_steps.svg"
+PAGE = (ROOT / "docs" / "int4_trace.md").read_text()
 
 
 def test_the_page_names_the_events_that_there_are():
@@ -192,18 +189,3 @@ def test_the_python_of_the_page_records_steps_and_its_commands_show_them(tmp_pat
     (report,) = re.findall(r"^ {4}tracekern (report .*)$", PAGE, flags=re.MULTILINE)
     subprocess.run([sys.executable, "-m", "tracekern", *report.split()], cwd=tmp_path, check=True, timeout=120)
     assert 'id="staging"' in (tmp_path / "k2.html").read_text()
-
-
-def test_the_page_says_how_many_steps_a_sweep_has():
-    (steps,) = re.findall(r"A sweep of K2 at the reference size has ([\d,]+) steps with `pinned`", PAGE)
-    assert int(steps.replace(",", "")) == len(pinned_cadence(2)) // GROUPS * 7168 // 64
-
-
-def test_the_picture_of_the_page_is_drawn_from_a_capture(tmp_path: Path):
-    (command,) = re.findall(r"^ {4}python (benchmarks/int4_timeline\.py .*)$", PAGE, flags=re.MULTILINE)
-    script, *words = command.split()
-    subprocess.run([sys.executable, DOCS.parent / script, *words], cwd=tmp_path, check=True, timeout=120)
-    drawn, kept = (re.findall(r">([\d.]+)</text>", path.read_text()) for path in (tmp_path / "int4_steps.svg", PICTURE))
-    # The contract's panel comes first, and has no times; elsewhere what is narrow has no label.
-    assert drawn[:21] == kept[:21]
-    assert {"0", "1", "2", "0.0", "0.1", "1.0", "1.1", "2.0", "2.1"} == set(drawn[:21])

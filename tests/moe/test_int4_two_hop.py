@@ -142,9 +142,6 @@ def refusals(group: Group) -> dict[str, str]:
     refuse("fewer experts", x, ids, weights, Int4Experts.of(good.w13[:4], good.w2[:4]))
     refuse("pair", (x, weights), ids, weights, good)
     refuse("dtype", x.float(), ids, weights, good)
-    refuse("choices", x, ids.int(), weights, good)
-    refuse("rows", x, ids[1:], weights, good)
-    refuse("no choices", x, None, None, good)
     refuse("weights", x, ids, weights.bfloat16(), good)
     refuse("expert", x, torch.where(ids == 5, 8, ids), weights, good)
     rows = buffer.apply_experts(x, ids, weights, good)
@@ -161,9 +158,6 @@ def test_what_no_kernel_can_use_is_refused_in_one_line(pools):
         "fewer experts": "experts.scale is torch.float32 [4]; wanted torch.float32 [8]",
         "pair": "recv_x is tuple; wanted a torch.Tensor",
         "dtype": "recv_x is torch.float32 [17, 256]; wanted torch.bfloat16 [17, 256]",
-        "choices": "recv_topk_idx is torch.int32 [17, 3]; wanted torch.int64 [17, 3]",
-        "rows": "recv_topk_idx is torch.int64 [16, 3]; wanted torch.int64 [17, 3]",
-        "no choices": "recv_topk_idx is NoneType; wanted a torch.Tensor",
         "weights": "recv_topk_weights is torch.bfloat16 [17, 3]; wanted torch.float32 [17, 3]",
         "expert": "topk_ids[0, 0] is expert 8; wanted -1 (none) or 0 to 7",
         "right": "True",

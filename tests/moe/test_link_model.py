@@ -63,18 +63,6 @@ def test_rates_are_max_min_fair(given_flows):
         assert rate >= most[flow] * (1 - 1e-6) or any(rate >= other * (1 - 1e-6) for other in highest)
 
 
-@settings(max_examples=100, deadline=None)
-@given(flows(), st.randoms(use_true_random=False))
-def test_rates_do_not_depend_on_who_comes_first(given_flows, randomly):
-    uses, capacities, most = given_flows
-    order = list(range(len(uses)))
-    columns = list(range(len(capacities)))
-    randomly.shuffle(order)
-    randomly.shuffle(columns)
-    shuffled = fair_rates(uses[order][:, columns], capacities[columns], most[order])
-    assert shuffled == pytest.approx(fair_rates(uses, capacities, most)[order], rel=1e-6)
-
-
 def test_a_flow_that_nothing_holds_is_refused():
     with pytest.raises(ValueError, match="uses no resource"):
         fair_rates(np.zeros((1, 2)), np.ones(2))
@@ -135,23 +123,6 @@ def test_walks_that_wait_for_nothing_that_comes_are_refused():
         Simulation([Walk([part])], np.ones(1))
     with pytest.raises(ValueError, match="wait for each other"):
         Simulation([Walk([part], after=(1,)), Walk([part], after=(0,))], np.ones(1))
-
-
-@pytest.mark.parametrize(("num_ranks", "same", "turned"), [(4, 907, 476), (8, 2954, 772)])
-def test_what_one_order_on_all_ranks_costs_where_a_rank_sends_to_one_peer_at_a_time(num_ranks, same, turned):
-    """At 371 GB/s, where the own rows take 45 us."""
-    once = result("moe_4")["loads"][1]["once_bytes"] / 3 if num_ranks == 4 else 4096 * (1 - (7 / 8) ** 8) * 14336
-    capacities = np.repeat([371e3, 371e3, once / 45], num_ranks)
-
-    def part(rank, peer):
-        uses = np.zeros(3 * num_ranks)
-        uses[[2 * num_ranks + rank] if rank == peer else [rank, num_ranks + peer]] = once
-        return Part(once, uses)
-
-    for first, wanted in ((0, same), (1, turned)):
-        ranks = range(num_ranks)
-        walks = [Walk([part(rank, (first * (rank + 1) + i) % num_ranks) for i in ranks]) for rank in ranks]
-        assert Simulation(walks, capacities).now == pytest.approx(wanted, abs=1)
 
 
 # ---- orders

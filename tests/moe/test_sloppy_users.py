@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from low_latency_check import same_bits
@@ -79,18 +78,14 @@ def error_of(call: Callable[..., Any], *args: Any, **wrong: Any) -> str:
 
 BAD_FIRST: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"x": "tokens"}, "x is str; wanted a torch.Tensor"),
-    "numpy": ({"x": np.zeros((6, HIDDEN), np.float32)}, "x is ndarray; wanted a torch.Tensor"),
     "list": ({"topk_idx": [[0, 1]] * 6}, "topk_idx is list; wanted a torch.Tensor"),
     "sparse": ({"x": torch.zeros(6, HIDDEN).to_sparse()}, "x is torch.sparse_coo; wanted a dense tensor"),
     "float tokens": (
         {"num_max_dispatch_tokens_per_rank": 8.0},
         "num_max_dispatch_tokens_per_rank is 8.0; wanted a whole",
     ),
-    "bool": ({"num_experts": True}, "num_experts is True; wanted a whole number"),
-    "none": ({"num_experts": None}, "num_experts is None; wanted a whole number"),
     "flag": ({"use_fp8": "no"}, "use_fp8 is 'no'; wanted True or False"),
     "limit": ({"timeout_s": 0}, "timeout_s is 0; wanted more than 0"),
-    "capture": ({"capture": "here"}, "capture is str; wanted that of"),
     "expert": ({"topk_idx": torch.full((6, TOPK), EXPERTS)}, "topk_idx[0, 0] is expert 6; wanted -1 (none) or 0 to 5"),
     "layout": ({"num_max_dispatch_tokens_per_rank": 4096}, "see get_low_latency_rdma_size_hint()"),
     "device": ({"x": torch.zeros((6, HIDDEN), dtype=torch.bfloat16, device="meta")}, "x is on meta; wanted contiguous"),
@@ -124,15 +119,11 @@ def make_buffers(group: Group) -> list[str]:
     """What is told of makings that are wrong on rank 1."""
     wrongs: list[dict[str, Any]] = [
         {"num_rdma_bytes": "8"},
-        {"num_rdma_bytes": 1e6},
         {"num_nvl_bytes": 1},
         {"timeout_s": "10"},
-        {"timeout_s": True},
         {"on_timeout": "ignore"},
         {"backend": "tpu"},
         {"backend": "cuda"},
-        {"executor": "gpu"},
-        {"num_sms": 1.5},
         {"num_rdma_bytes": 1 << 17},
     ]
     right = {"num_rdma_bytes": 1 << 16, "backend": "cpu"}
@@ -146,15 +137,11 @@ def test_a_buffer_that_one_rank_makes_wrong_is_made_on_none(pools):
         first,
         [
             "num_rdma_bytes is '8'; wanted a whole number",
-            "num_rdma_bytes is 1000000.0; wanted a whole number",
             "num_nvl_bytes is for DeepEP's normal mode",
             "timeout_s is '10'",
-            "timeout_s is True",
             "on_timeout is 'ignore'",
             "backend is 'tpu'",
             "backend is cpu on rank 0 and cuda on rank 1",
-            "executor is 'gpu'",
-            "num_sms is 1.5",
             "num_rdma_bytes is 65536 on rank 0 and 131072 on rank 1",
         ],
         strict=True,
@@ -300,12 +287,10 @@ def refuse_much(group: Group) -> list[str]:
     for _ in range(3):
         refuse("limit", "timeout_s is 0", user.dispatch, timeout_s=0)
     refuse("on_timeout", "on_timeout is ''", user.dispatch, on_timeout="")
-    refuse("on_timeouts", "on_timeout is array([0., 0.])", user.dispatch, on_timeout=np.zeros(2))
     if group.rank == 1:
         refuse("x", "x is torch.float32", user.dispatch, x=user.batch.x.float())
         refuse("strided", "not contiguous", user.dispatch, x=user.batch.x.repeat(1, 2)[:, ::2])
         refuse("layout", "call clean_low_latency_buffer()", user.dispatch, num_experts=8)
-        refuse("hook", "return_recv_hook is 1", user.dispatch, return_recv_hook=1)
     call = user.dispatch(return_recv_hook=True)
     hook = call[-1]
     refuse("destroy", "1 receive hook not called yet", user.buffer.destroy)
@@ -318,10 +303,7 @@ def refuse_much(group: Group) -> list[str]:
         ("outside", "is expert 9; wanted -1", {"topk_idx": torch.full_like(ids, 9)}),
         ("twice", "which the token has named before", {"topk_idx": torch.zeros_like(ids)}),
         ("others", "to which the dispatch has not sent the token", {"topk_idx": (ids + 1) % EXPERTS}),
-        ("ids", "topk_idx is list", {"topk_idx": ids.tolist()}),
         ("weights", "topk_weights is NoneType", {"topk_weights": None}),
-        ("rows", "x is ndarray", {"x": np.zeros(3)}),
-        ("out", "out is list", {"out": []}),
         ("handle", "handle is NoneType", {"handle": None}),
     ):
         refuse(f"combine {name}", wanted, user.combine, call, **wrong)
