@@ -139,12 +139,6 @@ def test_rows_are_named_by_group_and_sub_warp(timeline, tmp_path: Path):
     assert all((track.group, track.sub_warp) == divmod(track.warp, 3) for track in on_device)
 
 
-def test_a_capture_of_calls_has_the_settings_of_run_moe(timeline):
-    run = MoeRun(RANKS, "low_latency", tokens=TOKENS, hidden=HIDDEN, experts=EXPERTS, topk=TOPK)
-    wanted = {name: value for name, value in run.workload.items() if name not in ("routing", "uneven", "seed")}
-    assert [rank.metadata["settings"] for rank in timeline.ranks] == [wanted] * RANKS
-
-
 def test_a_pipeline_tells_its_settings_and_what_the_user_says_comes_first(tmp_path: Path):
     shape = MoeShape(1, TOKENS, EXPERTS, TOPK, HIDDEN, "bf16")
     pipeline = P2PPipeline(Group(0, 1), shape, "pipelined", num_blocks=2, warps_per_block=2, partitions=3)

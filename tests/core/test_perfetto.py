@@ -284,10 +284,3 @@ def test_names_of_one_rank_are_not_repeated_for_the_others(tmp_path: Path):
         return (tmp_path / "trace.pftrace").stat().st_size
 
     assert size(8) < 4.2 * size(2)
-
-
-def test_what_open_looks_for_stands_before_rows_and_names(tmp_path: Path):
-    path = tmp_path / "trace.pftrace"
-    write_perfetto(make_timeline(3), path)
-    content = path.read_bytes()
-    assert 0 < content.index(b"longest_wait") < min(content.index(b"block 001"), content.index(b"copy_token"))

@@ -169,13 +169,6 @@ def test_a_full_track_stops_counts_and_stays_whole(scenario):
             assert track.what() == complete.what()[:room], "the first stay, each whole"
 
 
-def test_no_room_at_all_only_counts():
-    for track in record("many", 0):
-        assert (track.written, track.records) == (0, [])
-        assert track.end_ticks > track.start_ticks
-        assert track.attempted == 80
-
-
 def test_selected_blocks_are_packed():
     tracks = record("where", 64, block_first=1, block_stop=4, block_step=2)
     wanted = [(1, 0), (1, 1), (3, 0), (3, 1)]  # block and warp

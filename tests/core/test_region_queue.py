@@ -153,12 +153,6 @@ def test_without_room_for_all_that_was_counted_each_kernel_gets_its_part(tmp_pat
     assert sum(taken) > 10
 
 
-@pytest.mark.parametrize("repeats", [0, "2"])
-def test_repeats_that_are_no_number_of_times_are_refused(tmp_path: Path, repeats):
-    with capture(tmp_path) as session, pytest.raises(BadInput, match="wanted 1 or more"), session.counting(repeats):
-        pass
-
-
 def test_launches_that_the_recorder_held_up_are_told_of(tmp_path: Path, monkeypatch):
     back = writer.SegmentWriter._back
 

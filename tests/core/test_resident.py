@@ -285,7 +285,3 @@ def test_the_fault_says_that_a_trap_ended_all_resident_ranks(on_timeout, num_res
     ended = "; that ended all 8 ranks, which are resident on one GPU"
     wanted = "rank 0 gave up" + (ended if is_told else "")
     assert _fault_text({**metadata, "num_residents": num_residents}) == wanted
-
-
-def test_a_fault_of_a_capture_that_knows_no_residents_stands_alone():
-    assert _fault_text({"fault_text": "a wait timed out", "fault": None, "backend": "cuda"}) == "a wait timed out"

@@ -112,29 +112,6 @@ def test_the_size_that_is_named_is_enough_for_regions_that_are_reserved_ahead(tm
     assert record(enough) == ""
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({}, "3 launches ran unrecorded; max_bytes=1184269 would have been enough"),
-        ({"failed": 1}, "recording had failed: that run's warning says why"),
-        ({"num_launches": 8}, "a capture holds 8 at most: record some with every="),
-        ({"arena_bytes": 1 << 24}, "max_bytes was not used up: /dev/shm was full"),
-    ],
-)
-def test_why_launches_ran_unrecorded(changed: dict, said: str):
-    header = {
-        "launches_refused": 3,
-        "failed": 0,
-        "launches_capacity": 8,
-        "num_launches": 7,
-        "refused_bytes": 8,
-        "arena_cursor": 4100,
-    }
-    header["arena_bytes"] = 4200
-    assert said in why_refused({**header, **changed}, "first")
-    assert why_refused({**header, "launches_refused": 0}, "first") == ""
-
-
 def test_a_flight_recorder_is_not_told_to_keep_all(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """It named room for every launch that ever ran: 38 GB for an hour."""
     with capture(tmp_path, keep="last", max_bytes=20_000, records_per_track=1000) as session:
