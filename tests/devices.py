@@ -15,7 +15,7 @@ from tracekern.moe.shape import MoeShape
 
 
 def require_gpu() -> None:
-    """Skips the test where no CUDA device answers."""
+    """Skips the test where no CUDA device answers, and initialises the driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

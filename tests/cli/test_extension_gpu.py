@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from toolchains import NVCC, compile_cached
 
 import tracekern
+from tests.devices import require_gpus
 from tests.paths import ROOT
 from tracekern.timeline.model import Timeline, TrackKind
 
@@ -30,8 +30,7 @@ def test_its_kernel_compiles_without_torch():
 
 @pytest.mark.gpu
 def test_two_streams_of_an_extension(tmp_path):
-    if torch.cuda.device_count() < 1:
-        pytest.skip("needs a GPU")
+    require_gpus(1)
     copy = shutil.copytree(EXAMPLE, tmp_path / "torch_extension", ignore=shutil.ignore_patterns("*.so", "build"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(copy / "trace_it.py")]
@@ -64,8 +63,7 @@ def extent(timeline: Timeline, launch: int) -> tuple[int, int]:
 @pytest.mark.gpu
 def test_the_quick_start_is_an_extension_of_ten_minutes(tmp_path):
     """The two files of docs/quickstart_gpu.md, as a reader saves them."""
-    if torch.cuda.device_count() < 1:
-        pytest.skip("needs a GPU")
+    require_gpus(1)
     page = (ROOT / "docs" / "quickstart_gpu.md").read_text("utf-8")
     kernel, program = re.findall(r"```(?:cuda|python)\n(.*?)```", page, re.DOTALL)
     (tmp_path / "scale.cu").write_text(kernel)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests import gpu_flight
+from tests.devices import require_gpus
 from tests.gpu_flight import NUM_RECYCLED, RING_SLOTS
 from tests.paths import ROOT
 from tracekern.analysis.hang import find_hang
@@ -45,8 +46,7 @@ def play(spawner: Spawner | None, monkeypatch: pytest.MonkeyPatch) -> Play:
     """play(scenario, directory, num_gpus, sink): how the ranks ended; they end by themselves, or are ended."""
 
     def run(scenario: str, directory: Path, num_gpus: int, sink: str = "host") -> dict[str, Any]:
-        if torch.cuda.device_count() < num_gpus:
-            pytest.skip(f"needs {num_gpus} GPUs, {torch.cuda.device_count()} are here")
+        require_gpus(num_gpus)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         return gpu_flight.play(scenario, sink, directory, spawner)
 
@@ -242,8 +242,7 @@ def test_a_capture_closes_while_a_kernel_runs_on(play, tmp_path, sink):
 @pytest.mark.multigpu
 @SINKS
 def test_another_current_device_changes_nothing(play, tmp_path, sink):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
+    require_gpus(2)
     ended = play("another_device", tmp_path, 1, sink)
     assert ended["codes"] == [0], "\n".join(ended["lines"])
     (found,) = ended["ranks"]

@@ -28,8 +28,7 @@ STAGES = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")
 
 def replay(directory: Path, ranks: int, *arguments: object) -> list[dict]:
     """Runs graph_replays.py; its reports by rank."""
-    if torch.cuda.device_count() < ranks:
-        pytest.skip(f"needs {ranks} GPUs, {torch.cuda.device_count()} are here")
+    require_gpus(ranks)
     lines: dict[int, list[str]] = {rank: [] for rank in range(ranks)}
     command = [sys.executable, PROGRAM, str(directory), *map(str, arguments)]
     exits = launch_ranks(ranks, command, on_line=lambda rank, line: lines[rank].append(line), timeout_s=100)
@@ -243,8 +242,7 @@ def test_a_flight_recorder_keeps_the_last_replays(tmp_path, sink):
 @pytest.mark.multigpu
 def test_a_graph_is_counted_on_its_own_gpu(tmp_path):
     """Whichever is current when the capture closes: on another one its memory cannot be read."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
+    require_gpus(2)
     pipeline, tensors = one_rank()
     out = torch.empty_like(tensors[0])
     with contextlib.ExitStack() as current, capture(tmp_path, device=pipeline.comm.device) as session:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from rank_pool import RankPool
 
+from tests.devices import require_gpus
 from tracekern.comm.communicator import Communicator
 from tracekern.comm.devices.this_thread import rank_of_thread
 from tracekern.comm.ranks.group import Group
@@ -102,8 +103,7 @@ def test_what_a_resident_rank_writes_its_peers_see():
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_what_a_rank_writes_its_peers_see_on_gpus(num_ranks: int):
     """On a GPU each these write into each other's memory; with fewer GPUs than ranks all are resident on one."""
-    if torch.cuda.device_count() < 1:
-        pytest.skip("needs a GPU")
+    require_gpus(1)
     if torch.cuda.device_count() < num_ranks:
         check_written(on_residents(num_ranks, write_to_all, "cuda"))
         return
@@ -116,8 +116,7 @@ def test_what_a_rank_writes_its_peers_see_on_gpus(num_ranks: int):
 
 @pytest.mark.gpu
 def test_a_tensor_of_a_gpu_outlives_its_communicator():
-    if torch.cuda.device_count() < 1:
-        pytest.skip("needs a GPU")
+    require_gpus(1)
     comm = alone(backend="cuda")
     tensor = comm.malloc_symmetric((2, 3), torch.bfloat16).local
     del comm

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,20 +26,6 @@ from tracekern.fabric import (
     TransferError,
     count_immediates,
 )
-
-
-@pytest.fixture(params=NETS)
-def pair(request: Any) -> Iterator[Pair]:
-    made = Pair(NETS[request.param])
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def tcp() -> Iterator[Pair]:
-    made = Pair(NETS["tcp"])
-    yield made
-    made.stop()
 
 
 def test_a_write_arrives_before_its_immediates(pair):

@@ -10,13 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from fabric_pairs import ALL_NETS, LIMIT_S, LOOPBACK, NETS, Done, Pair, engine, wait_until
+from fabric_pairs import ALL_NETS, LIMIT_S, LOOPBACK, Done, Pair, engine, wait_until
 from fabric_processes import (
     PAGE,
     PAGES,
@@ -24,7 +22,6 @@ from fabric_processes import (
     PeerProcess,
     Source,
     both_providers,
-    shim_fixture,  # noqa: F401
     source_and_peer,
 )
 
@@ -189,13 +186,6 @@ def test_a_peer_that_is_stopped_says_so(net):
 
 
 # ---- memory that is taken back ----
-
-
-@pytest.fixture(params=NETS)
-def pair(request: Any) -> Iterator[Pair]:
-    made = Pair(NETS[request.param])
-    yield made
-    made.stop()
 
 
 def write(pair: Pair, dst: MemoryRegionDescriptor) -> TransferError | None:
@@ -439,8 +429,8 @@ def test_a_full_dev_shm_is_told_with_its_room():
 # ---- processes ----
 
 
-def test_a_forked_child_is_refused_and_ends(tcp_pair):
-    made = tcp_pair
+def test_a_forked_child_is_refused_and_ends(tcp):
+    made = tcp
     assert write(made, made.dst) is None
     reader, writer = os.pipe()
     child = os.fork()
@@ -468,13 +458,6 @@ def test_a_forked_child_is_refused_and_ends(tcp_pair):
         "the engine was made before this process was forked, and cannot be used here; make one after the fork"
     }
     assert write(made, made.dst) is None
-
-
-@pytest.fixture
-def tcp_pair() -> Iterator[Pair]:
-    made = Pair([LOOPBACK])
-    yield made
-    made.stop()
 
 
 def test_segments_whose_marker_nobody_holds_are_removed_and_no_others(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fabric_pairs import ALL_NETS, NETS, wait_until
-from fabric_processes import PeerProcess, Source, both_providers, shim_fixture, source_and_peer  # noqa: F401
+from fabric_processes import PeerProcess, Source, both_providers, source_and_peer
 
 from tracekern.errors import BadInput
 from tracekern.fabric import MemoryRegionHandle, TransferError

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from devices import one_rank
 from fabric_pairs import LIMIT_S, NETS, Pair, engine
 
+from tests.devices import one_rank, require_gpus
 from tests.paths import ROOT
 
 sys.path.insert(0, str(ROOT))
@@ -35,8 +35,7 @@ extern "C" __global__ void count_up(volatile unsigned long long* word, int times
 
 
 def require_gpu() -> None:
-    if not torch.cuda.device_count():
-        pytest.skip("needs a GPU")
+    require_gpus(1)
     torch.cuda.init()
 
 

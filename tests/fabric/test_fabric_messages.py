@@ -6,7 +6,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,6 @@ from tracekern.errors import BadInput
 from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, TransferEngine, TransferError
 
 EXHAUSTED = "all of the peer's 2 receive buffers are in use; send it again"
-
-
-@pytest.fixture
-def tcp() -> Iterator[Pair]:
-    made = Pair(NETS["tcp"])
-    yield made
-    made.stop()
 
 
 def send(made: Pair, payload: bytes) -> None:

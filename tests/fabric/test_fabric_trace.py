@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ from tracekern.timeline.join.immediates import find_arrivals
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Int64, Timeline, TrackKind
 from tracekern.viewers.report.headlines import headlines
-
-
-@pytest.fixture(params=["tcp", "two_domains"])
-def pair(request: Any) -> Iterator[Pair]:
-    made = Pair(NETS[request.param])
-    yield made
-    made.stop()
 
 
 def write(pair: Pair, imm: int | None = None, num_bytes: int = 1 << 20) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from fabric_pairs import LIMIT_S, NETS, Done, Pair, engine, wait_until
-from fabric_processes import PAGE, PeerProcess, shim_fixture  # noqa: F401
+from fabric_processes import PAGE, PeerProcess
 
 from tracekern.errors import BadInput
 from tracekern.fabric import DomainAddress, DoneCounter, DoneFlag, PageIndices, TransferError

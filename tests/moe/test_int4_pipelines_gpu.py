@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import tracekern
-from tracekern.comm.ranks.group import Group
+from tests.devices import require_gpus
+from tracekern.comm.group import Group
 from tracekern.moe.gemm.experts import draw_int4_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.routing import draw_batch
@@ -28,8 +29,7 @@ def test_streams_of_overlapped_may_share_a_queue_of_the_device(tmp_path: Path, m
 
 
 def test_a_graph_holds_both_streams_of_overlapped():
-    if not torch.cuda.is_available():
-        pytest.skip("needs 1 GPU, 0 are here")
+    require_gpus(1)
     shape = MoeShape(1, 64, 8, 2, 128, "bf16")
     experts = draw_int4_experts(shape, 128).to("cuda")
     reduce = P2PPipeline(Group(0, 1), shape, "reduce", backend="cuda")
@@ -49,8 +49,7 @@ def test_a_graph_holds_both_streams_of_overlapped():
 
 @pytest.mark.parametrize("variant", [*(variant for variant in STAGES if variant != "pipelined"), "two_hop"])
 def test_a_run_is_the_reference(tmp_path: Path, variant: str):
-    if not torch.cuda.is_available():
-        pytest.skip("needs 1 GPU, 0 are here")
+    require_gpus(1)
     options = MoeRun(
         ranks=RANKS,
         variant=variant,

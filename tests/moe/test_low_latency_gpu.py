@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 
 import tracekern
+from tests.devices import require_gpus
 from tests.paths import ROOT
 from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.workload.options import MoeRun
@@ -17,17 +17,12 @@ RANKS = 8
 pytestmark = pytest.mark.gpu
 
 
-def require_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs 1 GPU, 0 are here")
-
-
 @pytest.mark.parametrize(
     ("function", "ranks"),
     [("bad_choices", RANKS), ("streams", RANKS), ("graph", 1), ("two_graphs", 1), ("deepep", RANKS)],
 )
 def test_nothing_is_wrong(function, ranks):
-    require_gpu()
+    require_gpus(1)
     lines: list[str] = []
     exits = launch_ranks(
         ranks,
@@ -43,7 +38,7 @@ def test_nothing_is_wrong(function, ranks):
 
 @pytest.mark.parametrize("dispatch_dtype", [1, 2], ids=["fp8", "bf16"])
 def test_a_run_is_the_reference_and_its_late_rank_is_seen(tmp_path, dispatch_dtype):
-    require_gpu()
+    require_gpus(1)
     options = MoeRun(
         ranks=RANKS,
         variant="low_latency",

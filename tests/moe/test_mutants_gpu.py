@@ -14,6 +14,8 @@ import torch
 from gpu_mutants import SITES
 from test_mutants import MUTANTS_OF_GPUS
 
+from tests.devices import require_gpus
+
 ALL = [f"{variant}:{channel}:{mutation}" for variant, sites in SITES.items() for channel, mutation in sites]
 
 
@@ -28,8 +30,7 @@ def noticed(tmp_path_factory):
 
     TRACEKERN_PLANTED_TREE names one that planted_tree.py has made already.
     """
-    if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} are here")
+    require_gpus(2)
     named = os.environ.get("TRACEKERN_PLANTED_TREE")
     copy = Path(named) if named else planted_tree.build(tmp_path_factory.mktemp("planted") / "tree")
     environment = {**os.environ, "PYTHONPATH": str(copy)}

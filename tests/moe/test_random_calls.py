@@ -8,6 +8,8 @@ import pytest
 import random_ranks
 import torch
 
+from tests.devices import require_gpus
+
 assert_right = partial(random_ranks.assert_right, "random_calls")
 
 
@@ -22,27 +24,22 @@ def test_many_random_calls_on_cpu(ranks):
     assert_right("cpu", ranks, 150, "--seed", 1 + ranks)
 
 
-def require_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs 1 GPU, 0 are here")
-
-
 @pytest.mark.gpu
 def test_random_calls_give_the_bits_of_reference_on_gpus():
     """On one GPU its two ranks take turns, in a few cases with graphs; on several each rank has its own."""
-    require_gpu()
+    require_gpus(1)
     num_gpus = torch.cuda.device_count()
     assert_right("cuda", max(2, num_gpus), 16 if num_gpus == 1 else 40)
 
 
 @pytest.mark.gpu
 def test_random_calls_of_resident_ranks_give_the_bits_of_reference():
-    require_gpu()
+    require_gpus(1)
     assert_right("cuda", 8, 25, "--resident")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_many_random_calls_of_resident_ranks():
-    require_gpu()
+    require_gpus(1)
     assert_right("cuda", 8, 200, "--resident", "--seed", 2)

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 import random_ranks
-import torch
+
+from tests.devices import require_gpus
 
 assert_right = partial(random_ranks.assert_right, "random_low_latency")
 
@@ -27,8 +28,7 @@ def test_many_random_calls_on_cpu(ranks):
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [1, 2, 5, 8])
 def test_random_calls_of_resident_ranks(ranks):
-    if not torch.cuda.is_available():
-        pytest.skip("needs 1 GPU, 0 are here")
+    require_gpus(1)
     assert_right("cuda", ranks, 10, "--resident")
 
 
@@ -36,6 +36,5 @@ def test_random_calls_of_resident_ranks(ranks):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_many_random_calls_of_resident_ranks(ranks):
-    if not torch.cuda.is_available():
-        pytest.skip("needs 1 GPU, 0 are here")
+    require_gpus(1)
     assert_right("cuda", ranks, 40, "--resident", "--seed", 2)

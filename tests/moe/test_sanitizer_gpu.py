@@ -9,9 +9,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from toolchains import ROOT, sanitizer
 
+from tests.devices import require_gpus
+from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES
 from tracekern.moe.workload.options import MoeRun
 
@@ -32,8 +33,7 @@ def sanitize(tool: str, variant: str, directory: str, expert: str = "scale") -> 
         backend="cuda",
         timeout_ms=60_000,
     )
-    if torch.cuda.device_count() < 1:
-        pytest.skip("needs a GPU")
+    require_gpus(1)
     environment = {
         **os.environ,
         "TRACEKERN_MOE_RUN": json.dumps(dataclasses.asdict(options)),
@@ -65,9 +65,8 @@ def test_compute_sanitizer_finds_nothing_in_int4_experts(tmp_path, tool, variant
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_compute_sanitizer_finds_nothing_in_prepared_weights(tool):
     """All tiles of all stagings: the tests that compare their bits, in a process of their own."""
-    if torch.cuda.device_count() < 1:
-        pytest.skip("needs a GPU")
-    tests = [str(ROOT / "tests" / "test_int4_fast.py"), "-m", "gpu", "-k", "few and many or abort"]
+    require_gpus(1)
+    tests = [str(ROOT / "tests" / "moe" / "test_int4_fast.py"), "-m", "gpu", "-k", "few and many or abort"]
     command = [*sanitizer(tool), sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.captures import CaptureSpec, write_capture
+from tests.devices import require_gpus
 from tests.paths import ROOT
 from tests.toolchains import require
 from tracekern.timeline.load import load
@@ -44,8 +45,8 @@ BACKENDS = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.multigpu
 @pytest.mark.rotates
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_handles_hang_and_the_trace_says_why_and_tagged_flags_do_not_hang(tmp_path, backend):
-    if backend == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip(f"needs 2 GPUs, {torch.cuda.device_count()} are here")
+    if backend == "cuda":
+        require_gpus(2)
     told = run(tmp_path / "hang", "--backend", backend)
     assert any("gave up on rank 0" in line and "channel message slot 1" in line for line in told)
     wanted = (

@@ -10,10 +10,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from toolchains import sanitizer
 
 import tracekern
+from tests.devices import require_gpus
 from tests.paths import ROOT
 from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.workload.options import MoeRun
@@ -24,13 +24,8 @@ RANKS = 8
 pytestmark = pytest.mark.gpu
 
 
-def require_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs 1 GPU, 0 are here")
-
-
 def launch(function: str, ranks: int, **env: str) -> None:
-    require_gpu()
+    require_gpus(1)
     lines: list[str] = []
     exits = launch_ranks(
         ranks,
@@ -53,7 +48,7 @@ def test_a_thousand_calls_are_right(nodes):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_memcheck_finds_nothing_in_20_calls(nodes):
-    require_gpu()
+    require_gpus(1)
     command = [*sanitizer("memcheck"), sys.executable, "tests/two_hop_gpu.py", str(RANKS)]
     environment = {**os.environ, **PATHS, "TWO_HOP": f"{nodes} 20 cuda"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=560)
@@ -76,7 +71,7 @@ def test_a_grid_that_has_no_room_is_refused():
 @pytest.mark.parametrize(("nodes", "host_driven"), [(2, True), (4, False)])
 def test_a_run_is_the_reference_and_its_late_rank_is_seen(tmp_path, nodes, host_driven):
     """Calls that are queued wait for no counts."""
-    require_gpu()
+    require_gpus(1)
     options = MoeRun(
         ranks=RANKS,
         variant="two_hop",
