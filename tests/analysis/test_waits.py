@@ -110,19 +110,6 @@ def test_the_last_warp_at_a_block_barrier():
     assert {timeline.tracks[track].warp for track in timeline.spans.track[waits.last_arrival[late]]} == {2}
 
 
-def test_the_last_warp_at_a_block_barrier_may_be_the_first_on_record():
-    run = Scenario(1, num_warps=2)
-    run.launch("combine")
-    run.pause(0, 8000, warp=0)
-    run.pause(0, 1000, warp=1)
-    run.meet_block(0)
-    timeline = run.timeline()
-    assert rows_of(timeline, "wait_block")[0] == 0
-    waits = analyze_waits(timeline)
-    assert waits.last_arrival.tolist() == [0, 0]
-    assert waits.barrier_late.tolist() == [0, 7000]
-
-
 def test_a_block_barrier_with_records_missing_charges_nobody():
     run = Scenario(1, num_warps=2)
     run.launch("combine")

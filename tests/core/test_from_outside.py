@@ -238,12 +238,7 @@ def test_record_says_why_a_directory_cannot_be_written(tmp_path: Path):
     assert (file.returncode, f"{tmp_path}/file is a file; choose" in file.stderr) == (2, True)
 
 
-def test_record_names_what_cannot_run_and_what_recorded_nothing(tmp_path: Path, command_line):
-    refused = command_line("record", "-o", tmp_path / "out", "no-such-program", "--help")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == "tracekern: record: cannot run no-such-program --help: No such file or directory\n"
-    refused = command_line("record", "-o", tmp_path / "out", "--every", "0", "true")
-    assert (refused.returncode, refused.stderr[:18]) == (2, "tracekern: every=0")
+def test_record_says_that_nothing_was_recorded(tmp_path: Path, command_line):
     nothing = command_line("record", "-o", tmp_path / "out", sys.executable, "-c", "print('its own line'); exit(9)")
     assert (nothing.returncode, nothing.stdout) == (9, "its own line\n")
     assert nothing.stderr.startswith(f"{tmp_path}/out: nothing was recorded: ")
