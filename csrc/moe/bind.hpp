@@ -30,6 +30,16 @@ inline void refuse_options_left(const pybind11::kwargs& options) {
     throw pybind11::type_error("unknown option " + name);
 }
 
+// The same for a member of a call's arguments: a number, or a pointer as an address.
+template <class Value>
+void take_member(pybind11::kwargs& options, Value& value, const char* name) {
+    if constexpr (std::is_pointer_v<Value>) {
+        value = reinterpret_cast<Value>(take_option<uint64_t>(options, name));
+    } else {
+        value = take_option<Value>(options, name);
+    }
+}
+
 inline MoeShape take_shape(pybind11::kwargs& options, NumberType number) {
     MoeShape shape{};
     shape.num_ranks = take_option<uint32_t>(options, "num_ranks");
@@ -164,24 +174,33 @@ void bind_expert_input(pybind11::class_<Pipeline>& bound) {
     }
 }
 
-// Binds what pipelines have in common on all backends. take_backend: what makes the backend out of a call's options.
-template <class Family, class Pipeline, auto kTakeBackend, class Communicator>
+// Returns what makes an Owner of a family's kernels out of a communicator and options. kTakeBackend: takes the
+// backend out of them. take_own: what a config has that take_config() leaves, or checks of it.
+template <class Family, class Owner, auto kTakeBackend, class TakeOwn>
+auto maker(TakeOwn take_own) {
+    return [take_own](typename Owner::Backend::Communicator& comm, pybind11::kwargs options) {
+        options["num_ranks"] = comm.args().num_ranks;
+        auto config = take_config<Family>(options);
+        take_own(config, options);
+        const auto first_stage = take_option<uint32_t>(options, "first_stage");
+        auto backend = kTakeBackend(options);
+        refuse_options_left(options);
+        return std::make_unique<Owner>(comm, config, std::move(backend), first_stage);
+    };
+}
+
+// Binds what pipelines have in common on all backends.
+template <class Family, class Pipeline, auto kTakeBackend>
 void bind_pipeline(pybind11::module_& family) {
     namespace py = pybind11;
     static_assert(std::size(Family::kStageNames) <= kMaxStages);
-    const auto make = [](Communicator& comm, py::kwargs options) {
-        options["num_ranks"] = comm.args().num_ranks;
-        auto config = take_config<Family>(options);
+    const auto take_grid = [](typename Family::Config& config, py::kwargs& options) {
         config.num_blocks = take_option<uint32_t>(options, "num_blocks");
         config.warps_per_block = take_option<uint32_t>(options, "warps_per_block");
         for (const auto& [name, blocks] : take_option<std::map<std::string, uint32_t>>(options, "stage_blocks")) {
             const auto stage = enum_named<typename Family::Stage>("stage", name, Family::kStageNames);
             config.stage_blocks[static_cast<uint32_t>(stage)] = blocks;
         }
-        const auto first_stage = take_option<uint32_t>(options, "first_stage");
-        auto backend = kTakeBackend(options);
-        refuse_options_left(options);
-        return std::make_unique<Pipeline>(comm, config, std::move(backend), first_stage);
     };
     const auto run = [](Pipeline& pipeline,
                         const std::vector<std::string>& stages,
@@ -195,7 +214,7 @@ void bind_pipeline(pybind11::module_& family) {
         }
     };
     py::class_<Pipeline> bound(family, "Pipeline");
-    bound.def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
+    bound.def(py::init(maker<Family, Pipeline, kTakeBackend>(take_grid)), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Pipeline::reset)
         .def("set_call",
              &set_call<Pipeline>,

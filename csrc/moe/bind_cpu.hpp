@@ -21,7 +21,7 @@ template <class Family>
 void bind_cpu_family(pybind11::module_& family) {
     require_same_core();
     bind_facts<Family>(family);
-    bind_pipeline<Family, PipelineCpu<Family>, take_cpu_backend, CpuCommunicator>(family);
+    bind_pipeline<Family, PipelineCpu<Family>, take_cpu_backend>(family);
 }
 
 }  // namespace tracekern

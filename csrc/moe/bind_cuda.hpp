@@ -6,20 +6,6 @@
 
 namespace tracekern {
 
-// The module of a family in an extension: `families` of that extension, under the family's name.
-template <class Family>
-pybind11::module_ family_module(pybind11::module_& extension) {
-    const auto name = extension.attr("__name__").cast<std::string>() + "." + Family::kName;
-    auto family = pybind11::reinterpret_steal<pybind11::module_>(PyModule_New(name.c_str()));
-    if (!family) throw pybind11::error_already_set();
-    extension.attr("families")[Family::kName] = family;
-    return family;
-}
-
-inline PipelineBackendCuda take_cuda_backend(pybind11::kwargs&) {
-    return {};
-}
-
 #ifdef TK_PLANTED_FAULTS
 // Binds plant(channel, mutation), which leaves one thing out of the protocol from now on, on the current device; see
 // comm/mutation.h.
@@ -36,13 +22,27 @@ void bind_planted_faults(pybind11::module_& family) {
 }
 #endif
 
+// The module of a family in an extension: `families` of that extension, under the family's name.
+template <class Family>
+pybind11::module_ family_module(pybind11::module_& extension) {
+    const auto name = extension.attr("__name__").cast<std::string>() + "." + Family::kName;
+    auto family = pybind11::reinterpret_steal<pybind11::module_>(PyModule_New(name.c_str()));
+    if (!family) throw pybind11::error_already_set();
+    extension.attr("families")[Family::kName] = family;
+#ifdef TK_PLANTED_FAULTS
+    if constexpr (requires { Family::kChannelNames; }) bind_planted_faults<Family>(family);
+#endif
+    return family;
+}
+
+inline PipelineBackendCuda take_cuda_backend(pybind11::kwargs&) {
+    return {};
+}
+
 template <class Family>
 void bind_cuda_family(pybind11::module_& extension) {
     auto family = family_module<Family>(extension);
-#ifdef TK_PLANTED_FAULTS
-    bind_planted_faults<Family>(family);
-#endif
-    bind_pipeline<Family, PipelineCuda<Family>, take_cuda_backend, CudaCommunicator>(family);
+    bind_pipeline<Family, PipelineCuda<Family>, take_cuda_backend>(family);
 }
 
 }  // namespace tracekern

@@ -22,53 +22,102 @@
 
 namespace tracekern {
 
-template <class Family, class Backend>
-class Pipeline {
+// What a rank has of a family: its arguments, in memory of its own, and launches.
+template <class Family, class OwnBackend>
+class RankKernels {
 public:
+    using Backend = OwnBackend;
     using Config = typename Family::Config;
     using Stage = typename Family::Stage;
+    using Args = typename Family::Args;
 
+    RankKernels(const RankKernels&) = delete;
+
+    // For the tensors of the next call, and what a transport adds to the communicator's arguments.
+    Args& args() { return args_; }
+
+protected:
     // backend: for memory and launches, on the device of `comm`. first_stage: of the kernels of this family among all
     // that use `comm`, for its fault records.
-    Pipeline(typename Backend::Communicator& comm, const Config& config, Backend backend, uint32_t first_stage = 0)
+    RankKernels(typename Backend::Communicator& comm, const Config& config, Backend backend, uint32_t first_stage)
         : comm_(comm),
           config_(config),
           backend_(std::move(backend)),
-          first_stage_(first_stage),
-          args_(Family::make_args(config, backend_)) {
-        backend_.template prepare<Family>(comm_, config_, args_);
+          args_(Family::make_args(config, backend_)),
+          first_stage_(first_stage) {}
+
+    // Checks that the kernels of `config_` fit on the device.
+    void prepare() { backend_.template prepare<Family>(comm_, config_, args_); }
+
+    // Sets this rank's flags and counters to the state before the first call. Collective, like the communicator's
+    // clear_control(): with all devices idle.
+    void reset_state() {
+        set_comm_args();
+        Family::reset(args_, backend_);
+    }
+
+    // stream: of the next launches, where the backend has some.
+    void begin_launches(uint64_t stream) {
+        set_comm_args();
+        backend_.use_stream(stream);
+    }
+
+    void launch(Stage stage, TraceChoice trace) {
+        Family::with_kernels(config_, [&]<class Kernels>(Kernels) {
+            Kernels::with(stage,
+                          [&]<class Body>() { backend_.template launch<Family, Body>(comm_, config_, args_, trace); });
+        });
+    }
+
+    typename Backend::Communicator& comm_;
+    Config config_;
+    Backend backend_;
+    Args args_;
+
+private:
+    // Each time: the communicator's time limit and the place of its fault record may change.
+    void set_comm_args() {
+        static_cast<CommArgs&>(args_.comm) = comm_.args();
+        args_.comm.first_stage = first_stage_;
+    }
+
+    const uint32_t first_stage_;
+};
+
+template <class Family, class OwnBackend>
+class Pipeline : public RankKernels<Family, OwnBackend> {
+    using Base = RankKernels<Family, OwnBackend>;
+    using Base::args_, Base::backend_, Base::config_;
+
+public:
+    using typename Base::Stage;
+
+    Pipeline(typename OwnBackend::Communicator& comm,
+             const typename Base::Config& config,
+             OwnBackend backend,
+             uint32_t first_stage = 0)
+        : Base(comm, config, std::move(backend), first_stage) {
+        this->prepare();
         Family::with_kernels(config, [&]<class Kernels>(Kernels) {
             Kernels::for_each([&]<class Body>() { last_stage_ = Body::kStage; });
         });
         reset();
     }
-    Pipeline(const Pipeline&) = delete;
 
-    // Sets this rank's flags and counters to the state before the first call. Collective, like the communicator's
-    // clear_control(): with all devices idle.
     void reset() {
-        set_comm_args();
         epoch_ = kFirstEpoch;
-        Family::reset(args_, backend_);
+        this->reset_state();
     }
-
-    // For the tensors of the next call.
-    typename Family::Args& args() { return args_; }
 
     // Sets the blocks of the next launches of a stage: at most those that the pipeline was made with.
     void set_blocks(Stage stage, uint32_t num_blocks) {
         config_.stage_blocks[static_cast<uint32_t>(stage)] = num_blocks;
     }
 
-    // stream: where the backend has some.
     void run(Stage stage, TraceChoice trace, uint64_t stream = 0) {
-        set_comm_args();
-        backend_.use_stream(stream);
+        this->begin_launches(stream);
         Family::before(stage, config_, args_, backend_);
-        Family::with_kernels(config_, [&]<class Kernels>(Kernels) {
-            Kernels::with(stage,
-                          [&]<class Body>() { backend_.template launch<Family, Body>(comm_, config_, args_, trace); });
-        });
+        this->launch(stage, trace);
         if (stage == last_stage_ && is_last_partition()) epoch_ = next_epoch(epoch_);
     }
 
@@ -85,17 +134,6 @@ private:
         }
     }
 
-    // Each time: the communicator's time limit and the place of its fault record may change.
-    void set_comm_args() {
-        args_.comm = comm_.args();
-        args_.comm.first_stage = first_stage_;
-    }
-
-    typename Backend::Communicator& comm_;
-    Config config_;
-    Backend backend_;
-    const uint32_t first_stage_;
-    typename Family::Args args_;
     Stage last_stage_{};
     uint64_t epoch_ = kFirstEpoch;
 };

@@ -43,30 +43,30 @@ inline void bind_low_latency_facts(pybind11::module_& family) {
 }
 
 inline LowLatencyCall make_low_latency_call(pybind11::kwargs given) {
-    const auto address = [&](const char* name) { return reinterpret_cast<char*>(take_option<uint64_t>(given, name)); };
+    const auto take = [&](auto& member, const char* name) { take_member(given, member, name); };
     LowLatencyCall call{};
-    call.slot = take_option<uint32_t>(given, "slot");
+    take(call.slot, "slot");
     if (call.slot >= kNumSlots) throw std::invalid_argument("slot: wanted 0 or 1");
-    call.num_tokens = take_option<uint32_t>(given, "num_tokens");
-    call.topk = take_option<uint32_t>(given, "topk");
+    take(call.num_tokens, "num_tokens");
+    take(call.topk, "topk");
     call.records_idle = take_option<bool>(given, "records_idle");
     call.has_long_ids = take_option<bool>(given, "has_long_ids");
-    call.topk_idx = address("topk_idx");
-    call.x = address("x");
-    call.packed_recv_x = address("packed_recv_x");
+    take(call.topk_idx, "topk_idx");
+    take(call.x, "x");
+    take(call.packed_recv_x, "packed_recv_x");
     call.round_scale = take_option<bool>(given, "round_scale");
     call.use_ue8m0 = take_option<bool>(given, "use_ue8m0");
-    call.packed_recv_scales = address("packed_recv_scales");
-    call.packed_recv_src_info = reinterpret_cast<uint32_t*>(address("packed_recv_src_info"));
-    call.packed_recv_layout_range = reinterpret_cast<int64_t*>(address("packed_recv_layout_range"));
-    call.packed_recv_count = reinterpret_cast<uint32_t*>(address("packed_recv_count"));
-    call.handle = reinterpret_cast<HandleWords*>(address("handle"));
-    call.recv_stats = reinterpret_cast<uint32_t*>(address("recv_stats"));
-    call.wait_ticks = reinterpret_cast<uint64_t*>(address("wait_ticks"));
-    call.expert_rows = address("expert_rows");
-    call.expert_scale = reinterpret_cast<const float*>(address("expert_scale"));
-    call.topk_weights = reinterpret_cast<const float*>(address("topk_weights"));
-    call.out = address("out");
+    take(call.packed_recv_scales, "packed_recv_scales");
+    take(call.packed_recv_src_info, "packed_recv_src_info");
+    take(call.packed_recv_layout_range, "packed_recv_layout_range");
+    take(call.packed_recv_count, "packed_recv_count");
+    take(call.handle, "handle");
+    take(call.recv_stats, "recv_stats");
+    take(call.wait_ticks, "wait_ticks");
+    take(call.expert_rows, "expert_rows");
+    take(call.expert_scale, "expert_scale");
+    take(call.topk_weights, "topk_weights");
+    take(call.out, "out");
     refuse_options_left(given);
     return call;
 }
@@ -77,17 +77,11 @@ void bind_low_latency_buffer(pybind11::module_& family) {
     namespace py = pybind11;
     using Buffer = LowLatencyBuffer<Backend>;
     py::class_<LowLatencyCall>(family, "Call", py::module_local()).def(py::init(&make_low_latency_call));
-    const auto make = [](typename Backend::Communicator& comm, py::kwargs options) {
-        options["num_ranks"] = comm.args().num_ranks;
-        auto config = take_config<LowLatency>(options);
-        config.num_blocks = take_option<uint32_t>(options, "num_blocks");
-        config.warps_per_block = take_option<uint32_t>(options, "warps_per_block");
-        config.num_warp_groups = take_option<uint32_t>(options, "num_warp_groups");
-        config.first_byte = take_option<uint64_t>(options, "first_byte");
-        const auto first_stage = take_option<uint32_t>(options, "first_stage");
-        auto backend = kTakeBackend(options);
-        refuse_options_left(options);
-        return std::make_unique<Buffer>(comm, config, std::move(backend), first_stage);
+    const auto take_grid = [](LowLatencyConfig& config, py::kwargs& options) {
+        take_member(options, config.num_blocks, "num_blocks");
+        take_member(options, config.warps_per_block, "warps_per_block");
+        take_member(options, config.num_warp_groups, "num_warp_groups");
+        take_member(options, config.first_byte, "first_byte");
     };
     const auto run = [](Buffer& buffer,
                         const std::vector<std::string>& names,
@@ -104,7 +98,7 @@ void bind_low_latency_buffer(pybind11::module_& family) {
         buffer.run(stages, call, fp8, traces, stream);
     };
     py::class_<Buffer>(family, "Buffer", py::module_local())
-        .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
+        .def(py::init(maker<LowLatency, Buffer, kTakeBackend>(take_grid)), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Buffer::reset)
         .def("epoch", &Buffer::epoch, py::arg("slot"))
         // (token, choice, expert) of a choice that no kernel followed, or None.

@@ -6,9 +6,6 @@ namespace tracekern {
 
 void register_low_latency(pybind11::module_& extension) {
     auto family = family_module<LowLatency>(extension);
-#ifdef TK_PLANTED_FAULTS
-    bind_planted_faults<LowLatency>(family);
-#endif
     bind_low_latency_buffer<PipelineBackendCuda, take_cuda_backend>(family);
 }
 

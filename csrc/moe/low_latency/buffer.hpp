@@ -10,35 +10,28 @@
 
 namespace tracekern {
 
-// Backend: PipelineBackendCpu or PipelineBackendCuda.
-template <class Backend>
-class LowLatencyBuffer {
+template <class OwnBackend>
+class LowLatencyBuffer : public RankKernels<LowLatency, OwnBackend> {
+    using Base = RankKernels<LowLatency, OwnBackend>;
+    using Base::args_, Base::backend_, Base::config_;
+
 public:
-    // first_stage: of the kernels of this family among all that use `comm`, for its fault records.
-    LowLatencyBuffer(typename Backend::Communicator& comm,
+    LowLatencyBuffer(typename OwnBackend::Communicator& comm,
                      const LowLatencyConfig& config,
-                     Backend backend,
+                     OwnBackend backend,
                      uint32_t first_stage)
-        : comm_(comm),
-          config_(config),
-          backend_(std::move(backend)),
-          first_stage_(first_stage),
-          args_(LowLatency::make_args(config, backend_)) {
+        : Base(comm, config, std::move(backend), first_stage) {
         args_.bad_choice = static_cast<BadChoice*>(backend_.allocate_for_host(sizeof(BadChoice)));
         for (const uint32_t fp8 : {0, 1}) {
             config_.fp8 = fp8;
-            backend_.template prepare<LowLatency>(comm_, config_, args_);
+            this->prepare();
         }
         reset();
     }
-    LowLatencyBuffer(const LowLatencyBuffer&) = delete;
 
-    // Sets this rank's flags and counters to the state before the first call. Collective, like the communicator's
-    // clear_control(): with all devices idle.
     void reset() {
-        set_comm_args();
+        this->reset_state();
         for (uint64_t& last : last_epoch_) last = kNeverEpoch;
-        LowLatency::reset(args_, backend_);
         *args_.bad_choice = {};
     }
 
@@ -48,16 +41,11 @@ public:
              bool fp8,
              const std::vector<TraceChoice>& traces,
              uint64_t stream) {
-        set_comm_args();
-        backend_.use_stream(stream);
+        this->begin_launches(stream);
         args_.call = call;
         config_.fp8 = fp8;
         for (size_t i = 0; i < stages.size(); ++i) {
-            LowLatency::with_kernels(config_, [&]<class Kernels>(Kernels) {
-                Kernels::with(stages[i], [&]<class Body>() {
-                    backend_.template launch<LowLatency, Body>(comm_, config_, args_, traces.at(i));
-                });
-            });
+            this->launch(stages[i], traces.at(i));
             if (stages[i] == LowLatencyStage::dispatch || stages[i] == LowLatencyStage::dispatch_send) {
                 last_epoch_[call.slot] = epoch_behind(last_epoch_[call.slot], call.slot);
             }
@@ -74,16 +62,6 @@ public:
     }
 
 private:
-    void set_comm_args() {
-        args_.comm = comm_.args();
-        args_.comm.first_stage = first_stage_;
-    }
-
-    typename Backend::Communicator& comm_;
-    LowLatencyConfig config_;
-    Backend backend_;
-    const uint32_t first_stage_;
-    LowLatencyArgs args_;
     uint64_t last_epoch_[kNumSlots];
 };
 

@@ -54,12 +54,7 @@ inline void bind_two_hop_facts(pybind11::module_& family) {
 
 inline TwoHopCall make_two_hop_call(pybind11::kwargs given) {
     TwoHopCall call{};
-    const auto take = [&](auto& value, const char* name) {
-        value = take_option<std::decay_t<decltype(value)>>(given, name);
-    };
-    const auto address = [&](auto& pointer, const char* name) {
-        pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(take_option<uint64_t>(given, name));
-    };
+    const auto take = [&](auto& member, const char* name) { take_member(given, member, name); };
     take(call.num_tokens, "num_tokens");
     take(call.expert_alignment, "expert_alignment");
     take(call.recv_capacity, "recv_capacity");
@@ -67,33 +62,33 @@ inline TwoHopCall make_two_hop_call(pybind11::kwargs given) {
     take(call.ticket, "ticket");
     take(call.told, "handle_number");
     call.has_weights = take_option<bool>(given, "has_weights");
-    address(call.x, "x");
-    address(call.x_scales, "x_scales");
-    address(call.topk_idx, "topk_idx");
-    address(call.topk_weights, "topk_weights");
-    address(call.is_token_in_rank, "is_token_in_rank");
-    address(call.num_tokens_per_rank, "num_tokens_per_rank");
-    address(call.num_tokens_per_rdma_rank, "num_tokens_per_rdma_rank");
-    address(call.num_tokens_per_expert, "num_tokens_per_expert");
-    address(call.rdma_channel_prefix_matrix, "rdma_channel_prefix_matrix");
-    address(call.gbl_channel_prefix_matrix, "gbl_channel_prefix_matrix");
-    address(call.recv_rdma_rank_prefix_sum, "recv_rdma_rank_prefix_sum");
-    address(call.recv_gbl_rank_prefix_sum, "recv_gbl_rank_prefix_sum");
-    address(call.recv_x, "recv_x");
-    address(call.recv_x_scales, "recv_x_scales");
-    address(call.recv_topk_idx, "recv_topk_idx");
-    address(call.recv_topk_weights, "recv_topk_weights");
-    address(call.recv_src_meta, "recv_src_meta");
-    address(call.send_rdma_head, "send_rdma_head");
-    address(call.send_nvl_head, "send_nvl_head");
-    address(call.recv_rdma_channel_prefix_matrix, "recv_rdma_channel_prefix_matrix");
-    address(call.recv_gbl_channel_prefix_matrix, "recv_gbl_channel_prefix_matrix");
-    address(call.combine_x, "combine_x");
-    address(call.combine_topk_weights, "combine_topk_weights");
-    address(call.bias[0], "bias_0");
-    address(call.bias[1], "bias_1");
-    address(call.combined_x, "combined_x");
-    address(call.combined_topk_weights, "combined_topk_weights");
+    take(call.x, "x");
+    take(call.x_scales, "x_scales");
+    take(call.topk_idx, "topk_idx");
+    take(call.topk_weights, "topk_weights");
+    take(call.is_token_in_rank, "is_token_in_rank");
+    take(call.num_tokens_per_rank, "num_tokens_per_rank");
+    take(call.num_tokens_per_rdma_rank, "num_tokens_per_rdma_rank");
+    take(call.num_tokens_per_expert, "num_tokens_per_expert");
+    take(call.rdma_channel_prefix_matrix, "rdma_channel_prefix_matrix");
+    take(call.gbl_channel_prefix_matrix, "gbl_channel_prefix_matrix");
+    take(call.recv_rdma_rank_prefix_sum, "recv_rdma_rank_prefix_sum");
+    take(call.recv_gbl_rank_prefix_sum, "recv_gbl_rank_prefix_sum");
+    take(call.recv_x, "recv_x");
+    take(call.recv_x_scales, "recv_x_scales");
+    take(call.recv_topk_idx, "recv_topk_idx");
+    take(call.recv_topk_weights, "recv_topk_weights");
+    take(call.recv_src_meta, "recv_src_meta");
+    take(call.send_rdma_head, "send_rdma_head");
+    take(call.send_nvl_head, "send_nvl_head");
+    take(call.recv_rdma_channel_prefix_matrix, "recv_rdma_channel_prefix_matrix");
+    take(call.recv_gbl_channel_prefix_matrix, "recv_gbl_channel_prefix_matrix");
+    take(call.combine_x, "combine_x");
+    take(call.combine_topk_weights, "combine_topk_weights");
+    take(call.bias[0], "bias_0");
+    take(call.bias[1], "bias_1");
+    take(call.combined_x, "combined_x");
+    take(call.combined_topk_weights, "combined_topk_weights");
     refuse_options_left(given);
     return call;
 }
@@ -113,15 +108,9 @@ void bind_two_hop_buffer(pybind11::module_& family) {
     namespace py = pybind11;
     using Buffer = TwoHopBuffer<Backend>;
     py::class_<TwoHopCall>(family, "Call", py::module_local()).def(py::init(&make_two_hop_call));
-    const auto make = [](typename Backend::Communicator& comm, py::kwargs options) {
-        options["num_ranks"] = comm.args().num_ranks;
-        auto config = take_config<TwoHop>(options);
+    const auto check = [](TwoHopConfig& config, py::kwargs&) {
         config.check(RingSizes::least_rdma_slots(config.rdma_send));
         config.set_grid();
-        const auto first_stage = take_option<uint32_t>(options, "first_stage");
-        auto backend = kTakeBackend(options);
-        refuse_options_left(options);
-        return std::make_unique<Buffer>(comm, config, std::move(backend), first_stage);
     };
     const auto wait_counts = [](const Buffer& buffer, uint64_t ticket, uint32_t limit_us) -> py::object {
         const auto counts = [&] {
@@ -133,7 +122,7 @@ void bind_two_hop_buffer(pybind11::module_& family) {
             counts->num_recv_tokens, counts->num_rdma_recv_tokens, counts->num_recv_tokens_per_expert);
     };
     py::class_<Buffer>(family, "Buffer", py::module_local())
-        .def(py::init(make), py::keep_alive<1, 2>(), py::arg("comm"))
+        .def(py::init(maker<TwoHop, Buffer, kTakeBackend>(check)), py::keep_alive<1, 2>(), py::arg("comm"))
         .def("reset", &Buffer::reset)
         .def_property_readonly("epoch", &Buffer::epoch)
         .def("notify", launching(&Buffer::notify), py::arg("call"), py::arg("descriptor"), py::arg("stream") = 0)

@@ -6,9 +6,6 @@ namespace tracekern {
 
 void register_two_hop(pybind11::module_& extension) {
     auto family = family_module<TwoHop>(extension);
-#ifdef TK_PLANTED_FAULTS
-    bind_planted_faults<TwoHop>(family);
-#endif
     bind_two_hop_buffer<PipelineBackendCuda, take_cuda_backend>(family);
 }
 

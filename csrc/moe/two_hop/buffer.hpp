@@ -20,67 +20,56 @@ struct RecvCounts {
     std::vector<uint32_t> num_recv_tokens_per_expert;
 };
 
-// Backend: PipelineBackendCpu or PipelineBackendCuda. Family: TwoHop, or TwoHopOn with a transport.
-template <class Backend, class Family = TwoHop>
-class TwoHopBuffer {
-public:
-    using Args = typename Family::Args;
+// Family: TwoHop, or TwoHopOn with a transport.
+template <class OwnBackend, class Family = TwoHop>
+class TwoHopBuffer : public RankKernels<Family, OwnBackend> {
+    using Base = RankKernels<Family, OwnBackend>;
+    using Base::args_, Base::config_;
 
-    // config: with set_grid(). first_stage: of the kernels of this family among all that use `comm`, for its faults.
-    TwoHopBuffer(typename Backend::Communicator& comm,
+public:
+    // config: with set_grid().
+    TwoHopBuffer(typename OwnBackend::Communicator& comm,
                  const TwoHopConfig& config,
-                 Backend backend,
+                 OwnBackend backend,
                  uint32_t first_stage)
-        : comm_(comm),
-          config_(config),
-          backend_(std::move(backend)),
-          first_stage_(first_stage),
-          args_(Family::make_args(config, backend_)) {
-        const uint32_t num_local = config.shape.num_local_experts();
-        args_.host_counts = static_cast<HostCounts*>(backend_.allocate_for_host(HostCounts::bytes(num_local)));
-        backend_.template prepare<Family>(comm_, config_, args_);
+        : Base(comm, config, std::move(backend), first_stage) {
+        args_.host_counts = static_cast<HostCounts*>(this->backend_.allocate_for_host(count_bytes()));
+        this->prepare();
         reset();
     }
-    TwoHopBuffer(const TwoHopBuffer&) = delete;
 
-    // For what a transport adds to the communicator's arguments.
-    Args& args() { return args_; }
-
-    // Sets this rank's flags and counters to the state before the first call. Collective, like the communicator's
-    // clear_control(): with all devices idle.
     void reset() {
-        set_comm_args();
         epoch_ = kFirstEpoch;
-        Family::reset(args_, backend_);
-        memset(args_.host_counts, 0, HostCounts::bytes(args_.shape.num_local_experts()));
+        this->reset_state();
+        memset(args_.host_counts, 0, count_bytes());
     }
 
     // Launches notify_dispatch. Returns the ticket for find_counts().
     uint64_t notify(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
         call_.ticket = ++ticket_ & kEpochMask;
-        launch<TwoHopNotifyDispatch>(config_.row(), trace, stream);
+        launch_with(config_.row(), TwoHopStage::notify_dispatch, trace, stream);
         return call_.ticket;
     }
 
     // Launches dispatch of the call, with what depends on its counts.
     void dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         call_ = call;
-        launch_either<TwoHopOneNodeDispatch, TwoHopDispatch>(config_.row(), trace, stream);
+        launch_with(config_.row(), TwoHopStage::dispatch, trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
     // Launches dispatch with what an earlier one and its notify wrote: no experts, no weights.
     void cached_dispatch(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         use_handle(call, HandleUse::dispatch);
-        launch_either<TwoHopOneNodeDispatch, TwoHopDispatch>(config_.cached_row(), trace, stream);
+        launch_with(config_.cached_row(), TwoHopStage::dispatch, trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
     // Launches combine, with what a dispatch wrote.
     void combine(const TwoHopCall& call, TraceChoice trace, uint64_t stream) {
         use_handle(call, call.has_weights ? HandleUse::weighted_combine : HandleUse::combine);
-        launch_either<TwoHopOneNodeCombine, TwoHopCombine>(config_.combine_row(), trace, stream);
+        launch_with(config_.combine_row(), TwoHopStage::combine, trace, stream);
         epoch_ = next_epoch(epoch_);
     }
 
@@ -126,29 +115,14 @@ private:
         call_ = call;
         call_.told |= static_cast<uint32_t>(use) << kHandleNumberBits;
     }
-    template <template <class> class OnOneNode, template <class> class OnSeveral>
-    void launch_either(const RowLayout& row, TraceChoice trace, uint64_t stream) {
-        config_.num_nodes == 1 ? launch<OnOneNode>(row, trace, stream) : launch<OnSeveral>(row, trace, stream);
-    }
-    template <template <class> class Body>
-    void launch(const RowLayout& row, TraceChoice trace, uint64_t stream) {
-        set_comm_args();
-        backend_.use_stream(stream);
+    void launch_with(const RowLayout& row, TwoHopStage stage, TraceChoice trace, uint64_t stream) {
+        this->begin_launches(stream);
         args_.call = call_;
         args_.row = row;
-        using OwnBody = Body<std::decay_t<decltype(args_.comm)>>;
-        backend_.template launch<Family, OwnBody>(comm_, config_, args_, trace);
+        this->launch(stage, trace);
     }
-    void set_comm_args() {
-        static_cast<CommArgs&>(args_.comm) = comm_.args();
-        args_.comm.first_stage = first_stage_;
-    }
+    uint64_t count_bytes() const { return HostCounts::bytes(args_.shape.num_local_experts()); }
 
-    typename Backend::Communicator& comm_;
-    const TwoHopConfig config_;
-    Backend backend_;
-    const uint32_t first_stage_;
-    Args args_;
     TwoHopCall call_{};
     uint64_t ticket_ = 0;
     uint64_t epoch_ = kFirstEpoch;
