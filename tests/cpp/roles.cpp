@@ -1,10 +1,11 @@
-// The tables of roles of the kernels that have some.
+// The roles of warps in kernels whose warps do different things.
 //
 //   roles BLOCKS WARPS
 //
 // Prints a line for each warp of each kernel: "kernel block warp roles", its row's name first.
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "moe/low_latency/kernels.h"
 #include "moe/p2p/kernels.h"
@@ -21,19 +22,16 @@ struct NoBlock final : BlockContext {
     void trap() override {}
 };
 
-// Roles that a warp has beside its first are halves'; in a block that counts nobody asks for them.
-template <class Roles, auto... kHalves>
-void print_roles(const char* kernel, const Warp& warp, const char* const* names) {
-    const Roles roles(warp);
-    using Name = decltype(roles.name());
-    const auto print = [&](auto role) { std::printf(" %s", names[static_cast<uint32_t>(role)]); };
-    std::printf("%s %u %u", kernel, warp.block, warp.warp);
-    print(roles.name());
-    [[maybe_unused]] const auto print_other = [&]<auto kRole>() {
-        if (kRole != roles.name() && roles.name() != Name::count && roles.template has<kRole>()) print(kRole);
-    };
-    (print_other.template operator()<kHalves>(), ...);
-    std::puts("");
+void print_role(const char* kernel, const Warp& warp, const char* role) {
+    std::printf("%s %u %u %s\n", kernel, warp.block, warp.warp, role);
+}
+
+// other: of the half that does not name the row of a warp that has both. In a block that counts nobody asks for it.
+void print_roles(const char* kernel, const Warp& warp, const OwnPart& own, P2PRole role, P2PRole other) {
+    std::string names = kP2PRoleNames[static_cast<uint32_t>(role)];
+    const bool has_both = own.in_first_half && own.in_second_half && role != P2PRole::count;
+    if (has_both) names += std::string(" ") + kP2PRoleNames[static_cast<uint32_t>(other)];
+    print_role(kernel, warp, names.c_str());
 }
 
 }  // namespace
@@ -47,11 +45,15 @@ int main(int argc, char** argv) {
             NoBlock context;
             const Warp warp(context, block, num_blocks, i, num_warps);
             using enum P2PRole;
-            print_roles<P2PDispatchSend<P2PVariant::flag>::Roles>("dispatch_send", warp, kP2PRoleNames);
-            print_roles<P2PDispatch::Roles, send, receive>("dispatch", warp, kP2PRoleNames);
-            print_roles<P2PCombine<float, ResultOfEachChoice>::Roles, send, reduce>("combine", warp, kP2PRoleNames);
-            print_roles<P2PDispatchCombine<float>::Roles, token, expert>("dispatch_combine", warp, kP2PRoleNames);
-            print_roles<SendRoles<false>>("low_latency", warp, kLowLatencyRoleNames);
+            const OwnPart part = P2PDispatch::part_of(warp);
+            using Combine = P2PCombine<float, ResultOfEachChoice>;
+            const OwnPart of_combine = Combine::part_of(warp);
+            const P2PRole sends = P2PDispatchSend<P2PVariant::flag>::role_of(is_count_block(warp));
+            print_role("dispatch_send", warp, kP2PRoleNames[static_cast<uint32_t>(sends)]);
+            print_roles("dispatch", warp, part, P2PDispatch::role_of(warp, part), receive);
+            print_roles("combine", warp, of_combine, Combine::role_of(of_combine), reduce);
+            print_roles("dispatch_combine", warp, part, P2PDispatchCombine<float>::role_of(warp, part), expert);
+            print_role("low_latency", warp, is_count_warp(warp) ? "count" : "dispatch");
         }
     }
 }

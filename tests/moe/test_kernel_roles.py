@@ -1,4 +1,4 @@
-"""The tables of roles of kernels that have some: which warps have which, and what their rows are called."""
+"""The roles of warps in kernels: which warps have which, and what their rows are called."""
 
 from __future__ import annotations
 

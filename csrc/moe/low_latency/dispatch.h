@@ -24,7 +24,6 @@
 #include "moe/low_latency/barriers.h"
 #include "moe/low_latency/cast.h"
 #include "moe/low_latency/choices.h"
-#include "moe/roles.h"
 
 namespace tracekern {
 
@@ -140,9 +139,10 @@ TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
     });
 }
 
-// Tells the ranks of these experts how many tokens they get. The last warp, behind the block's barrier.
+// Tells the ranks of these experts how many tokens they get. The last warp.
 template <class Rec>
 TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
+    wait_counted(context);
     Warp& warp = context.warp;
     const LowLatencyArgs& args = context.args;
     const OwnExperts own = OwnExperts::of(context);
@@ -170,32 +170,9 @@ TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
 }
 
 // The last warp of a block tells counts, the others cast and send.
-struct LastWarp {
-    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return warp.warp == warp.num_warps - 1; }
-};
-struct SignalCounts {
-    template <class Rec>
-    TK_DEVICE static bool run(LowLatencyContext<Rec>& context, Share) {
-        wait_counted(context);
-        signal_counts(context);
-        return true;
-    }
-};
-struct AllButLast {
-    TK_DEVICE static bool has(const Warp& warp, const OwnPart& own) { return !LastWarp::has(warp, own); }
-};
-template <bool kFp8>
-struct SendTokens {
-    template <class Rec>
-    TK_DEVICE static bool run(LowLatencyContext<Rec>& context, Share) {
-        send_tokens<kFp8>(context);
-        return true;
-    }
-};
-template <bool kFp8>
-using SendRoles = RoleTable<EveryBlock,
-                            Role<LowLatencyRole::count, LastWarp, SignalCounts>,
-                            Role<LowLatencyRole::dispatch, AllButLast, SendTokens<kFp8>>>;
+TK_DEVICE bool is_count_warp(const Warp& warp) {
+    return warp.warp == warp.num_warps - 1;
+}
 
 // ---- receive ----
 
@@ -353,12 +330,14 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
         const uint64_t last = args.slot().dispatched.word;
         const bool was_dropped = kSends && last != args.slot().combined.word;
         const uint64_t epoch = kSends ? epoch_behind(last, args.call.slot) : args.call.handle->epoch;
-        const auto role = kSends ? SendRoles<kFp8>(warp).name() : LowLatencyRole::dispatch;
+        const auto role = kSends && is_count_warp(warp) ? LowLatencyRole::count : LowLatencyRole::dispatch;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
         if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0))) {
             if constexpr (kSends) {
                 count_sends(context);
-                SendRoles<kFp8>(warp).run(context);
+                // Not else, with which the compiler lays out the code of sends behind that of counts.
+                if (is_count_warp(warp)) signal_counts(context);
+                if (!is_count_warp(warp)) send_tokens<kFp8>(context);
             }
             if constexpr (kReceives) dispatch_recv<kFp8>(context);
         } else if constexpr (kReceives) {

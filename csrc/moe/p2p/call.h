@@ -5,6 +5,7 @@
 #include "comm/barrier.h"
 #include "moe/p2p/events.h"
 #include "moe/p2p/layout.h"
+#include "moe/share.h"
 
 namespace tracekern {
 
@@ -23,15 +24,6 @@ TK_DEVICE uint32_t num_working_blocks(const Warp& warp) {
 TK_DEVICE uint32_t working_block(const Warp& warp) {
     return warp.num_blocks == 1 ? 0 : warp.block - 1;
 }
-
-// The same for tables of roles.
-struct CountBlock {
-    TK_DEVICE static bool has(const Warp& warp, const OwnPart&) { return is_count_block(warp); }
-};
-struct WorkingBlocks {
-    TK_DEVICE static uint32_t index(const Warp& warp) { return working_block(warp); }
-    TK_DEVICE static uint32_t count(const Warp& warp) { return num_working_blocks(warp); }
-};
 
 TK_DEVICE uint32_t global_expert(const P2PArgs& args, uint32_t local_expert) {
     return args.comm.rank * args.shape.num_local_experts() + local_expert;

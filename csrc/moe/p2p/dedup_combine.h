@@ -198,35 +198,20 @@ TK_DEVICE void finish_call(P2PContext<Rec>& context) {
     prepare_next_call(context);
 }
 
-// ---- the kernel of `dedup` and `reduce`, and what those of `overlapped` are made of ----
-
-template <class T, class Results>
-struct SendBack {
-    template <class Rec>
-    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        send_back<T, Results>(context, share);
-        return true;
-    }
-};
-template <class T, class Results>
-struct ReduceTokens {
-    template <class Rec>
-    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        return reduce_tokens<T, Results>(context, share, context.args.partition);
-    }
-};
-
+// The kernel of `dedup` and `reduce`, and of the last partition of `overlapped`.
 template <class T, class Results>
 struct P2PCombine : P2PKernelWithLists<P2PStage::combine> {
-    using Roles = RoleTable<EveryBlock,
-                            Role<P2PRole::send, SecondHalf, SendBack<T, Results>>,
-                            Role<P2PRole::reduce, FirstHalf, ReduceTokens<T, Results>>>;
+    TK_DEVICE static OwnPart part_of(const Warp& warp) { return OwnPart::of(warp, warp.block, warp.num_blocks); }
+    TK_DEVICE static P2PRole role_of(const OwnPart& own) {
+        return own.in_second_half ? P2PRole::send : P2PRole::reduce;
+    }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Roles roles(warp);
-        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        roles.run(context);
+        const OwnPart own = part_of(warp);
+        P2PContext<Rec> context(warp, args, trace, kStage, role_of(own));
+        if (own.in_second_half) send_back<T, Results>(context, own.share);
+        if (own.in_first_half) reduce_tokens<T, Results>(context, own.share, args.partition);
         if (args.is_last_partition()) finish_call(context);
     }
 };

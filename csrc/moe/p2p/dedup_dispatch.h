@@ -239,35 +239,30 @@ TK_DEVICE void expand_row(P2PContext<Rec>& context, uint32_t src_rank, uint32_t 
     poison(data, bytes);
 }
 
-// ---- the kernel of `dedup` and `reduce`, and what those of `overlapped` are made of ----
+template <class Rec>
+TK_DEVICE void receive_rows(P2PContext<Rec>& context, Share share) {
+    const auto expand = [&](uint32_t src_rank, uint32_t slot) { expand_row(context, src_rank, slot); };
+    if (wait_layout(context)) for_rows_as_they_come(context, share, context.args.partition, expand);
+}
 
-struct SendRows {
-    template <class Rec>
-    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        send_rows(context, share, context.args.partition);
-        return true;
-    }
-};
-struct ReceiveRows {
-    template <class Rec>
-    TK_DEVICE static bool run(P2PContext<Rec>& context, Share share) {
-        const auto expand = [&](uint32_t src_rank, uint32_t slot) { expand_row(context, src_rank, slot); };
-        return wait_layout(context) && for_rows_as_they_come(context, share, context.args.partition, expand);
-    }
-};
-
+// The kernel of `dedup` and `reduce`, and of the first partition of `overlapped`.
 struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
-    using Roles = RoleTable<WorkingBlocks,
-                            Role<P2PRole::count, CountBlock>,
-                            Role<P2PRole::send, FirstHalf, SendRows>,
-                            Role<P2PRole::receive, SecondHalf, ReceiveRows>>;
+    TK_DEVICE static OwnPart part_of(const Warp& warp) {
+        return OwnPart::of(warp, working_block(warp), num_working_blocks(warp));
+    }
+    TK_DEVICE static P2PRole role_of(const Warp& warp, const OwnPart& own) {
+        if (is_count_block(warp)) return P2PRole::count;
+        return own.in_first_half ? P2PRole::send : P2PRole::receive;
+    }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Roles roles(warp);
-        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        if (roles.template has<P2PRole::count>() && args.partition == 0) exchange_counts(context);
-        if (is_working_block(warp)) roles.run(context);
+        const OwnPart own = part_of(warp);
+        P2PContext<Rec> context(warp, args, trace, kStage, role_of(warp, own));
+        if (is_count_block(warp) && args.partition == 0) exchange_counts(context);
+        if (!is_working_block(warp)) return;
+        if (own.in_first_half) send_rows(context, own.share, args.partition);
+        if (own.in_second_half) receive_rows(context, own.share);
     }
 };
 

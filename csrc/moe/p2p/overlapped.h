@@ -11,31 +11,25 @@
 namespace tracekern {
 
 struct P2POverlappedDispatch : P2PKernelWithLists<P2PStage::dispatch> {
-    using Roles =
-        RoleTable<EveryBlock, Role<P2PRole::send, AllWarps, SendRows>, Role<P2PRole::receive, AllWarps, ReceiveRows>>;
-
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
         if (args.partition == 0) return P2PDispatch::run<Rec>(warp, args, trace);
-        const Roles roles(warp, Share::of_all(warp));
-        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        roles.run(context);
+        P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::send);
+        const Share share = Share::of_all(warp);
+        send_rows(context, share, args.partition);
+        receive_rows(context, share);
     }
 };
 
 template <class T>
 struct P2POverlappedCombine : P2PKernelWithLists<P2PStage::combine> {
-    using Halves = P2PCombine<T, SumOfEachRank>;
-    using Roles = RoleTable<EveryBlock,
-                            Role<P2PRole::send, AllWarps, SendBack<T, SumOfEachRank>>,
-                            Role<P2PRole::reduce, AllWarps, ReduceTokens<T, SumOfEachRank>>>;
-
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        if (args.is_last_partition()) return Halves::template run<Rec>(warp, args, trace);
-        const Roles roles(warp, Share::of_all(warp));
-        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        roles.run(context);
+        if (args.is_last_partition()) return P2PCombine<T, SumOfEachRank>::template run<Rec>(warp, args, trace);
+        P2PContext<Rec> context(warp, args, trace, kStage, P2PRole::send);
+        const Share share = Share::of_all(warp);
+        send_back<T, SumOfEachRank>(context, share);
+        reduce_tokens<T, SumOfEachRank>(context, share, args.partition);
     }
 };
 

@@ -29,11 +29,11 @@ TK_DEVICE bool serve_rows(P2PContext<Rec>& context, Share share, uint32_t partit
 }
 
 // A block of one warp does both sides in turns.
-template <class T, class Roles, class Rec>
-TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, Roles roles) {
-    const bool on_token_side = roles.template has<P2PRole::token>();
-    const bool on_expert_side = roles.template has<P2PRole::expert>();
-    const Share share = roles.share();
+template <class T, class Rec>
+TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, OwnPart own) {
+    const bool on_token_side = own.in_first_half;
+    const bool on_expert_side = own.in_second_half;
+    const Share share = own.share;
     const uint32_t num_partitions = context.args.layout.num_partitions;
     bool ok = true;
     for (uint32_t partition = 0; ok && partition <= num_partitions; ++partition) {
@@ -49,18 +49,17 @@ TK_DEVICE void exchange_partitions(P2PContext<Rec>& context, Roles roles) {
 
 template <class T>
 struct P2PDispatchCombine : P2PKernelWithLists<P2PStage::dispatch_combine> {
-    // Without their work: exchange_partitions() does both sides in turns.
-    using Roles = RoleTable<WorkingBlocks,
-                            Role<P2PRole::count, CountBlock>,
-                            Role<P2PRole::token, FirstHalf>,
-                            Role<P2PRole::expert, SecondHalf>>;
+    TK_DEVICE static P2PRole role_of(const Warp& warp, const OwnPart& own) {
+        if (is_count_block(warp)) return P2PRole::count;
+        return own.in_first_half ? P2PRole::token : P2PRole::expert;
+    }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Roles roles(warp);
-        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
-        if (roles.template has<P2PRole::count>()) exchange_counts(context);
-        if (is_working_block(warp)) exchange_partitions<T>(context, roles);
+        const OwnPart own = P2PDispatch::part_of(warp);
+        P2PContext<Rec> context(warp, args, trace, kStage, role_of(warp, own));
+        if (is_count_block(warp)) exchange_counts(context);
+        if (is_working_block(warp)) exchange_partitions<T>(context, own);
         finish_call(context);
     }
 };

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "moe/roles.h"
-
 namespace tracekern {
 
 // The steps of the design; those before `dedup` are kept for comparison (worklog/). All have the same result, bit by

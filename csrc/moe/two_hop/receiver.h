@@ -7,7 +7,6 @@
 #pragma once
 
 #include "comm/signal.h"
-#include "moe/roles.h"
 #include "moe/two_hop/layout.h"
 #include "moe/two_hop/turns.h"
 

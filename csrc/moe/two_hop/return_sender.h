@@ -6,7 +6,6 @@
 // whole chunks, behind the slowest of them.
 #pragma once
 
-#include "moe/roles.h"
 #include "moe/rows.h"
 #include "moe/two_hop/over.h"
 #include "moe/two_hop/turns.h"

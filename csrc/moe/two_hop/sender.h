@@ -9,7 +9,6 @@
 #pragma once
 
 #include "comm/put.h"
-#include "moe/roles.h"
 #include "moe/rows.h"
 #include "moe/two_hop/over.h"
 

@@ -79,17 +79,15 @@ TK_DEVICE void send_rank_flags(P2PContext<Rec>& context) {
 
 template <P2PVariant kVariant>
 struct P2PDispatchSend : P2PKernel<P2PStage::dispatch_send> {
-    // Without their work: counts are received behind the rows of a block that does both.
-    using Roles = RoleTable<WorkingBlocks, Role<P2PRole::count, CountBlock>, Role<P2PRole::send, AllWarps>>;
+    TK_DEVICE static P2PRole role_of(bool counts) { return counts ? P2PRole::count : P2PRole::send; }
 
     // Counts and sums.
     static uint64_t shared_bytes(const P2PArgs& args, uint32_t) { return args.layout.shared.contributions; }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const P2PArgs& args, typename Rec::Args trace) {
-        const Roles roles(warp);
-        const bool counts = roles.template has<P2PRole::count>();
-        P2PContext<Rec> context(warp, args, trace, kStage, roles.name());
+        const bool counts = is_count_block(warp);
+        P2PContext<Rec> context(warp, args, trace, kStage, role_of(counts));
         if (counts) send_counts<RowOfEachChoice>(context);
         if (is_working_block(warp)) {
             const uint32_t first = working_block(warp) * warp.num_warps + warp.warp;
