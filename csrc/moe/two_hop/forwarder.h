@@ -5,7 +5,7 @@
 // of all peers that want it, and waits for room there alone: see docs/two_hop.md for why that ends.
 #pragma once
 
-#include "moe/two_hop/over.h"
+#include "moe/two_hop/call.h"
 #include "moe/two_hop/turns.h"
 
 namespace tracekern {

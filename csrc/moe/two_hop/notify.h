@@ -4,7 +4,7 @@
 // peers of the own node. From what came it lays out recv_x and tells the host. The others, one for each node, count
 // what goes there in each channel.
 //
-// Counts of call e also say that call e - 1 is over: see moe/two_hop/over.h.
+// Counts of call e also say that call e - 1 is over: see moe/two_hop/call.h.
 //
 // What acknowledges counts: nothing in call e + 1, so there are two blocks of each, for odd and even epochs. Who writes
 // those of e + 2 has had the counts of e + 1, from a rank that had then read those of e. Likewise the own block that a
@@ -12,7 +12,7 @@
 #pragma once
 
 #include "comm/put.h"
-#include "moe/two_hop/over.h"
+#include "moe/two_hop/call.h"
 #include "moe/two_hop/turns.h"
 
 namespace tracekern {

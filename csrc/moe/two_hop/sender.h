@@ -10,7 +10,7 @@
 
 #include "comm/put.h"
 #include "moe/rows.h"
-#include "moe/two_hop/over.h"
+#include "moe/two_hop/call.h"
 
 namespace tracekern {
 
