@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "moe/low_latency/kernels.h"
+#include "moe/low_latency/family.h"
 #include "moe/p2p/kernels.h"
 #include "platform/device.h"
 

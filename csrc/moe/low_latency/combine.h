@@ -21,6 +21,52 @@
 
 namespace tracekern {
 
+// A token's results in the order of its choices, as one warp lists them for its block.
+struct ResultList {
+    uint32_t count;
+    uint32_t ok;  // all have come
+    Contribution results[kMaxLowLatencyTopk];
+};
+
+// In turns: the results of the next token are listed while those of one are read.
+constexpr uint32_t kNumResultLists = 2;
+
+// Programs look for the name in what a profiler shows, which is that of the type.
+namespace low_latency_combine {
+
+// Send, receive, or both in one launch.
+template <LowLatencyStage kOwnStage>
+struct Kernel : LowLatencyKernel<kOwnStage> {
+    static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
+    static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
+
+    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t) {
+        return sizeof(LowLatencyShared) + (kReceives ? kNumResultLists * sizeof(ResultList) : 0);
+    }
+
+    // A send is the first of its handle, or comes behind the one that was received last.
+    TK_DEVICE static uint32_t number_of(const LowLatencyArgs& args, uint64_t epoch) {
+        if (!kSends) return static_cast<uint32_t>(args.call.handle->num_combines);
+        const LowLatencySlot& slot = args.slot();
+        return slot.combined.word == epoch ? static_cast<uint32_t>(slot.num_combines.word) + 1 : 1;
+    }
+
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
+        const uint64_t epoch = args.call.handle->epoch;
+        const uint32_t number = number_of(args, epoch);
+        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
+        const int64_t range = kSends ? rows_to_send(context) : 0;  // under way while the block begins
+        if (!begin_kernel(context, number)) return;
+        if (kSends && number > 1 && !exchange_acks(context, epoch, number - 1)) return;
+        if (kSends && warp.block == 0 && warp.warp == 0) warp.leader([&] { args.call.handle->num_combines = number; });
+        if constexpr (kSends) combine_send(context, range);
+        if constexpr (kReceives) combine_recv(context);
+    }
+};
+
+}  // namespace low_latency_combine
+
 // ---- send ----
 
 // The rows of the group's pair.
@@ -83,15 +129,49 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
 
 // ---- receive ----
 
-// A token's results in the order of its choices, as one warp lists them for its block.
-struct ResultList {
-    uint32_t count;
-    uint32_t ok;  // all have come
-    Contribution results[kMaxLowLatencyTopk];
-};
+template <class Rec>
+TK_DEVICE void combine_recv(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    if (warp.warp == warp.num_warps - 1) {
+        note_combine(context);
+        wait_ranks(context);
+    }
+    auto* lists = reinterpret_cast<ResultList*>(&context.shared() + 1);
+    const WarpGroup all_warps{1, warp.num_warps, warp, context.shared().arrivals};
+    uint32_t turn = 0;
+    TK_NO_UNROLL
+    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
+        ResultList& list = lists[turn++ % kNumResultLists];
+        if (warp.warp == 0) list_results(context, token, list);
+        wait_token_warps(context, all_warps);
+        if (!list.ok) return;
+        reduce_token(context, token, list);
+    }
+}
 
-// In turns: the results of the next token are listed while those of one are read.
-constexpr uint32_t kNumResultLists = 2;
+// Waits for a token's results and lists them, a lane each.
+template <class Rec>
+TK_DEVICE void list_results(LowLatencyContext<Rec>& context, uint32_t token, ResultList& list) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const auto expert = named_experts(warp, args, token);
+    const auto weight = warp.lanes([&](int lane) {
+        const auto choice = static_cast<uint32_t>(lane);
+        return choice < args.call.topk ? args.call.topk_weights[uint64_t{token} * args.call.topk + choice] : 0.0f;
+    });
+    const uint32_t followed = followed_choices(warp, expert, args.call.topk);
+    const bool ok = followed == 0 || wait_results(context, expert, followed);
+    warp.each_lane([&](int lane) {
+        if (lane >= 32 || !(followed >> lane & 1)) return;
+        char* row = args.result_row(args.comm.rank, expert[lane], token);
+        list.results[count_bits(followed & ((1u << lane) - 1))] = {row, weight[lane], Expert{}, 0, 0};
+    });
+    warp.leader([&] {
+        list.count = count_bits(followed);
+        list.ok = ok;
+    });
+}
 
 // Waits until all results of a token have come: those of the lanes in `lanes`, an expert each. The span ends with the
 // one that came last.
@@ -124,29 +204,6 @@ TK_DEVICE bool wait_results(LowLatencyContext<Rec>& context, const PerLane<uint3
     statistic.add(context.warp, of.rank);
     TK_END_IF(lanes == 0, of.rank, of.local_expert);
     return lanes == 0;
-}
-
-// Waits for a token's results and lists them, a lane each.
-template <class Rec>
-TK_DEVICE void list_results(LowLatencyContext<Rec>& context, uint32_t token, ResultList& list) {
-    Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
-    const auto expert = named_experts(warp, args, token);
-    const auto weight = warp.lanes([&](int lane) {
-        const auto choice = static_cast<uint32_t>(lane);
-        return choice < args.call.topk ? args.call.topk_weights[uint64_t{token} * args.call.topk + choice] : 0.0f;
-    });
-    const uint32_t followed = followed_choices(warp, expert, args.call.topk);
-    const bool ok = followed == 0 || wait_results(context, expert, followed);
-    warp.each_lane([&](int lane) {
-        if (lane >= 32 || !(followed >> lane & 1)) return;
-        char* row = args.result_row(args.comm.rank, expert[lane], token);
-        list.results[count_bits(followed & ((1u << lane) - 1))] = {row, weight[lane], Expert{}, 0, 0};
-    });
-    warp.leader([&] {
-        list.count = count_bits(followed);
-        list.ok = ok;
-    });
 }
 
 // out = round(sum over the choices k, in their order, of weight[k] * result[k]), each product and sum rounded on its
@@ -186,64 +243,5 @@ TK_DEVICE void note_combine(LowLatencyContext<Rec>& context) {
         context.args.slot().num_combines.word = context.shared().number;
     });
 }
-
-template <class Rec>
-TK_DEVICE void combine_recv(LowLatencyContext<Rec>& context) {
-    Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
-    if (warp.warp == warp.num_warps - 1) {
-        note_combine(context);
-        wait_ranks(context);
-    }
-    auto* lists = reinterpret_cast<ResultList*>(&context.shared() + 1);
-    const WarpGroup all_warps{1, warp.num_warps, warp, context.shared().arrivals};
-    uint32_t turn = 0;
-    TK_NO_UNROLL
-    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks) {
-        ResultList& list = lists[turn++ % kNumResultLists];
-        if (warp.warp == 0) list_results(context, token, list);
-        wait_token_warps(context, all_warps);
-        if (!list.ok) return;
-        reduce_token(context, token, list);
-    }
-}
-
-// ---- the kernels ----
-
-// Programs look for the name in what a profiler shows, which is that of the type.
-namespace low_latency_combine {
-
-// Send, receive, or both in one launch.
-template <LowLatencyStage kOwnStage>
-struct Kernel : LowLatencyKernel<kOwnStage> {
-    static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
-    static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
-
-    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t) {
-        return sizeof(LowLatencyShared) + (kReceives ? kNumResultLists * sizeof(ResultList) : 0);
-    }
-
-    // A send is the first of its handle, or comes behind the one that was received last.
-    TK_DEVICE static uint32_t number_of(const LowLatencyArgs& args, uint64_t epoch) {
-        if (!kSends) return static_cast<uint32_t>(args.call.handle->num_combines);
-        const LowLatencySlot& slot = args.slot();
-        return slot.combined.word == epoch ? static_cast<uint32_t>(slot.num_combines.word) + 1 : 1;
-    }
-
-    template <class Rec>
-    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        const uint64_t epoch = args.call.handle->epoch;
-        const uint32_t number = number_of(args, epoch);
-        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
-        const int64_t range = kSends ? rows_to_send(context) : 0;  // under way while the block begins
-        if (!begin_kernel(context, number)) return;
-        if (kSends && number > 1 && !exchange_acks(context, epoch, number - 1)) return;
-        if (kSends && warp.block == 0 && warp.warp == 0) warp.leader([&] { args.call.handle->num_combines = number; });
-        if constexpr (kSends) combine_send(context, range);
-        if constexpr (kReceives) combine_recv(context);
-    }
-};
-
-}  // namespace low_latency_combine
 
 }  // namespace tracekern

@@ -27,23 +27,14 @@
 
 namespace tracekern {
 
-// ---- send ----
+template <LowLatencyStage kOwnStage>
+struct LowLatencyKernel {
+    using Args = LowLatencyArgs;
+    static constexpr LowLatencyStage kStage = kOwnStage;
+    static constexpr uint32_t kMaxThreads = 1024;
 
-// Where a choice's message goes. The place is its first lane's, and may be under way still.
-struct SendTarget {
-    uint32_t expert;
-    PerLane<uint32_t> place;
+    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t) { return sizeof(LowLatencyShared); }
 };
-
-TK_DEVICE SendTarget take_place(Warp& warp,
-                                const LowLatencyArgs& args,
-                                const PerLane<uint32_t>& named,
-                                uint32_t choice) {
-    const uint32_t expert = choice < args.call.topk ? followed_choice(warp, named, choice) : kNoExpert;
-    return {expert, warp.lanes([&](int lane) {
-                return lane == 0 && expert != kNoExpert ? add_relaxed_device(args.slot_counter(expert), 1u) : 0u;
-            })};
-}
 
 // Of the messages that follow LowLatencyShared: one is cast while the other is sent. That of the token before the last
 // was sent, since the warps that sent it have met since.
@@ -54,69 +45,48 @@ TK_DEVICE char* staged_message(LowLatencyContext<Rec>& context, uint32_t turn) {
     return reinterpret_cast<char*>(&context.shared() + 1) + turn % kNumStaged * layout.bytes;
 }
 
-// Copies the message of one choice from shared memory to its expert's rank, and says there that it came.
-template <bool kFp8, class Rec>
-TK_DEVICE void send_message(
-    LowLatencyContext<Rec>& context, const char* message, uint32_t token, uint32_t choice, const SendTarget& target) {
-    Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
-    const uint32_t expert = target.expert;
-    if (expert == kNoExpert) return warp.leader([&] { report_if_bad(args, token, choice); });
-    const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
-    const uint32_t place = warp.shuffle(target.place, 0), own_rank = context.comm.rank;
-    {
-        const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
-        TK_RANGE(context.recorder, LowLatencyEvent::send_message, to.rank, expert, place);
-        auto* there = reinterpret_cast<Vector16*>(args.recv_message(to.rank, to.local_expert, own_rank, place, layout));
-        const auto* here = reinterpret_cast<const Vector16*>(message);
-        warp.strided_rolled(layout.bytes / sizeof(Vector16), [&](uint32_t i) { store_once(there + i, here[i]); });
-        TK_END(token);
+// The last warp of a block tells counts, the others cast and send.
+TK_DEVICE bool is_count_warp(const Warp& warp) {
+    return warp.warp == warp.num_warps - 1;
+}
+
+// Programs look for the name in what a profiler shows, which is that of the type.
+namespace low_latency_dispatch {
+
+// Send, receive, or both in one launch.
+template <LowLatencyStage kOwnStage, bool kFp8>
+struct Kernel : LowLatencyKernel<kOwnStage> {
+    static constexpr bool kSends = kOwnStage != LowLatencyStage::dispatch_recv;
+    static constexpr bool kReceives = kOwnStage != LowLatencyStage::dispatch_send;
+
+    static uint64_t shared_bytes(const LowLatencyArgs& args, uint32_t) {
+        return sizeof(LowLatencyShared) + (kSends ? kNumStaged * MessageLayout::of(args.shape.hidden, kFp8).bytes : 0);
     }
-    TK_SIGNAL(context.recorder, LowLatencyEvent::signal_message, to.rank, to.local_expert, place);
-    signal_peer<LowLatencyChannel::message>(
-        context, to.rank, args.message_flag(to.rank, to.local_expert, own_rank, place), 0);
-}
 
-// Takes the slot's epoch down, and the handle's, and leaves the places for the slot's next dispatch. The first warp of
-// a block, behind the barrier of its last token: when it is the last of all blocks, all places were taken.
-template <class Rec>
-TK_DEVICE void note_dispatch(LowLatencyContext<Rec>& context) {
-    if (!is_last_block(context)) return;
-    const LowLatencyArgs& args = context.args;
-    context.warp.strided(args.shape.num_experts, [&](uint32_t expert) { *args.slot_counter(expert) = 0; });
-    context.warp.leader([&] {
-        args.slot().dispatched.word = context.epoch;
-        args.call.handle->epoch = context.epoch;
-    });
-}
-
-// All warps of the block have counted, and cast its first token if it has one.
-template <class Rec>
-TK_DEVICE void wait_counted([[maybe_unused]] LowLatencyContext<Rec>& context) {
-    TK_WAIT_IF(context.recorder, context.is_recorded(context.has_tokens()), LowLatencyEvent::wait_sub_warps, 0u);
-    TK_END_AFTER_BARRIER(context.warp);
-}
-
-// The tokens of this block. All its warps but the last. What a warp sends it looks up while it casts.
-template <bool kFp8, class Rec>
-TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
-    Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
-    const CastShare share{warp.warp, warp.num_warps - 1};
-    const WarpGroup casters{1, share.num_warps, warp, context.shared().arrivals};
-    if (!context.has_tokens()) wait_counted(context);
-    uint32_t turn = 0;
-    TK_NO_UNROLL
-    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks, ++turn) {
-        const auto named = named_experts(warp, args, token);
-        char* message = staged_message<kFp8>(context, turn);
-        cast_token<kFp8>(context, message, token, share);
-        const SendTarget target = take_place(warp, args, named, warp.warp);
-        turn == 0 ? wait_counted(context) : wait_token_warps(context, casters);
-        if (warp.warp < args.call.topk) send_message<kFp8>(context, message, token, warp.warp, target);
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
+        const uint64_t last = args.slot().dispatched.word;
+        const bool was_dropped = kSends && last != args.slot().combined.word;
+        const uint64_t epoch = kSends ? epoch_behind(last, args.call.slot) : args.call.handle->epoch;
+        const auto role = kSends && is_count_warp(warp) ? LowLatencyRole::count : LowLatencyRole::dispatch;
+        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
+        if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0))) {
+            if constexpr (kSends) {
+                count_sends(context);
+                // Not else, with which the compiler lays out the code of sends behind that of counts.
+                if (is_count_warp(warp)) signal_counts(context);
+                if (!is_count_warp(warp)) send_tokens<kFp8>(context);
+            }
+            if constexpr (kReceives) dispatch_recv<kFp8>(context);
+        } else if constexpr (kReceives) {
+            receive_nothing(context);
+        }
     }
-    if (warp.warp == 0) note_dispatch(context);
-}
+};
+
+}  // namespace low_latency_dispatch
+
+// ---- send ----
 
 // The experts whose counts this block tells their ranks: those of its groups.
 struct OwnExperts {
@@ -169,12 +139,105 @@ TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
     }
 }
 
-// The last warp of a block tells counts, the others cast and send.
-TK_DEVICE bool is_count_warp(const Warp& warp) {
-    return warp.warp == warp.num_warps - 1;
+// All warps of the block have counted, and cast its first token if it has one.
+template <class Rec>
+TK_DEVICE void wait_counted([[maybe_unused]] LowLatencyContext<Rec>& context) {
+    TK_WAIT_IF(context.recorder, context.is_recorded(context.has_tokens()), LowLatencyEvent::wait_sub_warps, 0u);
+    TK_END_AFTER_BARRIER(context.warp);
+}
+
+// Where a choice's message goes. The place is its first lane's, and may be under way still.
+struct SendTarget {
+    uint32_t expert;
+    PerLane<uint32_t> place;
+};
+
+TK_DEVICE SendTarget take_place(Warp& warp,
+                                const LowLatencyArgs& args,
+                                const PerLane<uint32_t>& named,
+                                uint32_t choice) {
+    const uint32_t expert = choice < args.call.topk ? followed_choice(warp, named, choice) : kNoExpert;
+    return {expert, warp.lanes([&](int lane) {
+                return lane == 0 && expert != kNoExpert ? add_relaxed_device(args.slot_counter(expert), 1u) : 0u;
+            })};
+}
+
+// The tokens of this block. All its warps but the last. What a warp sends it looks up while it casts.
+template <bool kFp8, class Rec>
+TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const CastShare share{warp.warp, warp.num_warps - 1};
+    const WarpGroup casters{1, share.num_warps, warp, context.shared().arrivals};
+    if (!context.has_tokens()) wait_counted(context);
+    uint32_t turn = 0;
+    TK_NO_UNROLL
+    for (uint32_t token = warp.block; token < args.call.num_tokens; token += warp.num_blocks, ++turn) {
+        const auto named = named_experts(warp, args, token);
+        char* message = staged_message<kFp8>(context, turn);
+        cast_token<kFp8>(context, message, token, share);
+        const SendTarget target = take_place(warp, args, named, warp.warp);
+        turn == 0 ? wait_counted(context) : wait_token_warps(context, casters);
+        if (warp.warp < args.call.topk) send_message<kFp8>(context, message, token, warp.warp, target);
+    }
+    if (warp.warp == 0) note_dispatch(context);
+}
+
+// Copies the message of one choice from shared memory to its expert's rank, and says there that it came.
+template <bool kFp8, class Rec>
+TK_DEVICE void send_message(
+    LowLatencyContext<Rec>& context, const char* message, uint32_t token, uint32_t choice, const SendTarget& target) {
+    Warp& warp = context.warp;
+    const LowLatencyArgs& args = context.args;
+    const uint32_t expert = target.expert;
+    if (expert == kNoExpert) return warp.leader([&] { report_if_bad(args, token, choice); });
+    const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
+    const uint32_t place = warp.shuffle(target.place, 0), own_rank = context.comm.rank;
+    {
+        const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
+        TK_RANGE(context.recorder, LowLatencyEvent::send_message, to.rank, expert, place);
+        auto* there = reinterpret_cast<Vector16*>(args.recv_message(to.rank, to.local_expert, own_rank, place, layout));
+        const auto* here = reinterpret_cast<const Vector16*>(message);
+        warp.strided_rolled(layout.bytes / sizeof(Vector16), [&](uint32_t i) { store_once(there + i, here[i]); });
+        TK_END(token);
+    }
+    TK_SIGNAL(context.recorder, LowLatencyEvent::signal_message, to.rank, to.local_expert, place);
+    signal_peer<LowLatencyChannel::message>(
+        context, to.rank, args.message_flag(to.rank, to.local_expert, own_rank, place), 0);
+}
+
+// Takes the slot's epoch down, and the handle's, and leaves the places for the slot's next dispatch. The first warp of
+// a block, behind the barrier of its last token: when it is the last of all blocks, all places were taken.
+template <class Rec>
+TK_DEVICE void note_dispatch(LowLatencyContext<Rec>& context) {
+    if (!is_last_block(context)) return;
+    const LowLatencyArgs& args = context.args;
+    context.warp.strided(args.shape.num_experts, [&](uint32_t expert) { *args.slot_counter(expert) = 0; });
+    context.warp.leader([&] {
+        args.slot().dispatched.word = context.epoch;
+        args.call.handle->epoch = context.epoch;
+    });
 }
 
 // ---- receive ----
+
+template <bool kFp8, class Rec>
+TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
+    if (context.is_idle()) return;
+    const ExpertPair from = context.pair();
+    const uint32_t sub_warp = context.sub_warp_id();
+    if (sub_warp == 1) claim_rows(context);
+    wait_group(context, from);
+    const uint32_t count = context.group().count;
+    // Only now it is known which sub-warps have a message to copy. For the second one all waited.
+    const bool has_part = sub_warp < count || sub_warp == 1;
+    TK_TAKE_BACK_IF(context.recorder, !context.is_recorded(has_part), LowLatencyEvent::wait_group);
+    TK_NO_UNROLL
+    for (uint32_t place = sub_warp; place < count; place += context.args.launch.num_warps_per_group) {
+        if (!wait_message(context, from, place)) return;
+        copy_token<kFp8>(context, from, place);
+    }
+}
 
 // Takes `count` rows of a local expert, and returns the first. Each source claims once, none if it sent nothing: the
 // last one knows how many came from all, and brings the counter back to zero for the slot's next call, which is a later
@@ -274,24 +337,6 @@ TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint
     TK_END(token);
 }
 
-template <bool kFp8, class Rec>
-TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
-    if (context.is_idle()) return;
-    const ExpertPair from = context.pair();
-    const uint32_t sub_warp = context.sub_warp_id();
-    if (sub_warp == 1) claim_rows(context);
-    wait_group(context, from);
-    const uint32_t count = context.group().count;
-    // Only now it is known which sub-warps have a message to copy. For the second one all waited.
-    const bool has_part = sub_warp < count || sub_warp == 1;
-    TK_TAKE_BACK_IF(context.recorder, !context.is_recorded(has_part), LowLatencyEvent::wait_group);
-    TK_NO_UNROLL
-    for (uint32_t place = sub_warp; place < count; place += context.args.launch.num_warps_per_group) {
-        if (!wait_message(context, from, place)) return;
-        copy_token<kFp8>(context, from, place);
-    }
-}
-
 // In place of dispatch_recv() where this block leaves out its work: no pair of these experts will ever be complete, so
 // nobody else says how many rows they have, and experts that are launched already are not to read what is there.
 template <class Rec>
@@ -300,52 +345,5 @@ TK_DEVICE void receive_nothing(LowLatencyContext<Rec>& context) {
     uint32_t* count = context.args.call.packed_recv_count + context.pair().local_expert;
     context.warp.leader([&] { exchange_relaxed_device(count, 0u); });  // other blocks may do the same
 }
-
-// ---- the kernels ----
-
-template <LowLatencyStage kOwnStage>
-struct LowLatencyKernel {
-    using Args = LowLatencyArgs;
-    static constexpr LowLatencyStage kStage = kOwnStage;
-    static constexpr uint32_t kMaxThreads = 1024;
-
-    static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t) { return sizeof(LowLatencyShared); }
-};
-
-// Programs look for the name in what a profiler shows, which is that of the type.
-namespace low_latency_dispatch {
-
-// Send, receive, or both in one launch.
-template <LowLatencyStage kOwnStage, bool kFp8>
-struct Kernel : LowLatencyKernel<kOwnStage> {
-    static constexpr bool kSends = kOwnStage != LowLatencyStage::dispatch_recv;
-    static constexpr bool kReceives = kOwnStage != LowLatencyStage::dispatch_send;
-
-    static uint64_t shared_bytes(const LowLatencyArgs& args, uint32_t) {
-        return sizeof(LowLatencyShared) + (kSends ? kNumStaged * MessageLayout::of(args.shape.hidden, kFp8).bytes : 0);
-    }
-
-    template <class Rec>
-    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        const uint64_t last = args.slot().dispatched.word;
-        const bool was_dropped = kSends && last != args.slot().combined.word;
-        const uint64_t epoch = kSends ? epoch_behind(last, args.call.slot) : args.call.handle->epoch;
-        const auto role = kSends && is_count_warp(warp) ? LowLatencyRole::count : LowLatencyRole::dispatch;
-        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
-        if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0))) {
-            if constexpr (kSends) {
-                count_sends(context);
-                // Not else, with which the compiler lays out the code of sends behind that of counts.
-                if (is_count_warp(warp)) signal_counts(context);
-                if (!is_count_warp(warp)) send_tokens<kFp8>(context);
-            }
-            if constexpr (kReceives) dispatch_recv<kFp8>(context);
-        } else if constexpr (kReceives) {
-            receive_nothing(context);
-        }
-    }
-};
-
-}  // namespace low_latency_dispatch
 
 }  // namespace tracekern

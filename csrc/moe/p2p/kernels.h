@@ -7,7 +7,8 @@
 #include "moe/kernel_list.h"
 #include "moe/p2p/overlapped.h"
 #include "moe/p2p/pipelined.h"
-#include "moe/p2p/worklog/kernels.h"
+#include "moe/p2p/worklog/combine.h"
+#include "moe/p2p/worklog/dispatch.h"
 
 namespace tracekern {
 
@@ -22,8 +23,17 @@ auto p2p_kernels_of_call() {
         return KernelList<P2PDispatch, P2PCombine<T, SumOfEachRank>>{};
     } else if constexpr (kVariant == P2PVariant::dedup) {
         return KernelList<P2PDispatch, P2PCombine<T, ResultOfEachChoice>>{};
+    } else if constexpr (kTraitsOf<kVariant>.fused) {
+        return KernelList<P2PDispatchSend<kVariant>,
+                          P2PDispatchRecv<kVariant>,
+                          P2PCombineSend<T, kVariant>,
+                          P2PCombineRecv<T, kVariant>>{};
     } else {
-        return worklog_kernels_of_call<kVariant, T>();
+        return KernelList<P2PDispatchSend<kVariant>,
+                          P2PDispatchRecv<kVariant>,
+                          P2PScaleExperts<T>,
+                          P2PCombineSend<T, kVariant>,
+                          P2PCombineRecv<T, kVariant>>{};
     }
 }
 

@@ -22,6 +22,53 @@ struct NotifyShared {
     uint32_t first_hop_failures, second_hop_failures;
 };
 
+template <class Comm>
+struct TwoHopNotifyDispatch {
+    using Args = TwoHopArgs<Comm>;
+    static constexpr TwoHopStage kStage = TwoHopStage::notify_dispatch;
+    static constexpr uint32_t kMaxThreads = 32 * kMaxTeamWarps;
+
+    static uint64_t shared_bytes(const Args&, uint32_t) { return sizeof(NotifyShared); }
+
+    template <class Rec>
+    TK_DEVICE static void run(Warp& warp, const Args& args, typename Rec::Args trace) {
+        TwoHopContext<Rec, Comm> context(warp, args, trace, kStage, TwoHopRole::notify);
+        if (warp.block == 0) {
+            exchange_counts(context);
+        } else {
+            count_channels(context, warp.block - 1);
+        }
+    }
+};
+
+// All warps of block 0. One that gave up goes on to the barriers of its block.
+template <class Rec, class Comm>
+TK_DEVICE void exchange_counts(TwoHopContext<Rec, Comm>& context) {
+    Warp& warp = context.warp;
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t num_nodes = args.nodes.num_nodes, peers = args.nodes.peers;
+    auto& shared = warp.template shared<NotifyShared>();
+    if (warp.warp == 0) warp.leader([&] { shared = {}; });
+    warp.block_sync();
+    const auto note = [&](bool ok, uint32_t& failures) {
+        if (!ok) warp.leader([&] { add_relaxed_block(&failures, 1u); });
+    };
+    for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) { send_counts(context, node); });
+    for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) {
+        note(wait_counts(context, node), shared.first_hop_failures);
+    });
+    warp.block_sync();
+    const bool ok = shared.first_hop_failures == 0;
+    if (ok) {
+        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) { send_peer_counts(context, peer); });
+        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) {
+            note(wait_peer_counts(context, peer), shared.second_hop_failures);
+        });
+    }
+    warp.block_sync();
+    if (warp.warp == 0 && ok && shared.second_hop_failures == 0) lay_out(context);
+}
+
 // ---- first hop ----
 
 template <class Rec, class Comm>
@@ -148,34 +195,6 @@ TK_DEVICE void lay_out(TwoHopContext<Rec, Comm>& context) {
     TK_END(rows_up_to(args.nodes.num_ranks() - 1));
 }
 
-// All warps of block 0. One that gave up goes on to the barriers of its block.
-template <class Rec, class Comm>
-TK_DEVICE void exchange_counts(TwoHopContext<Rec, Comm>& context) {
-    Warp& warp = context.warp;
-    const TwoHopArgs<Comm>& args = context.args;
-    const uint32_t num_nodes = args.nodes.num_nodes, peers = args.nodes.peers;
-    auto& shared = warp.template shared<NotifyShared>();
-    if (warp.warp == 0) warp.leader([&] { shared = {}; });
-    warp.block_sync();
-    const auto note = [&](bool ok, uint32_t& failures) {
-        if (!ok) warp.leader([&] { add_relaxed_block(&failures, 1u); });
-    };
-    for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) { send_counts(context, node); });
-    for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) {
-        note(wait_counts(context, node), shared.first_hop_failures);
-    });
-    warp.block_sync();
-    const bool ok = shared.first_hop_failures == 0;
-    if (ok) {
-        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) { send_peer_counts(context, peer); });
-        for_share_of_warp(warp, peers, args.peer(), [&](uint32_t peer) {
-            note(wait_peer_counts(context, peer), shared.second_hop_failures);
-        });
-    }
-    warp.block_sync();
-    if (warp.warp == 0 && ok && shared.second_hop_failures == 0) lay_out(context);
-}
-
 // ---- what goes out ----
 
 // One node's rows of the two channel prefix matrices. All warps of a block.
@@ -216,26 +235,5 @@ TK_DEVICE void count_channels(TwoHopContext<Rec, Comm>& context, uint32_t node) 
         for (uint32_t channel = 1; channel < num_channels; ++channel) row[channel] += row[channel - 1];
     });
 }
-
-// ---- the kernel ----
-
-template <class Comm>
-struct TwoHopNotifyDispatch {
-    using Args = TwoHopArgs<Comm>;
-    static constexpr TwoHopStage kStage = TwoHopStage::notify_dispatch;
-    static constexpr uint32_t kMaxThreads = 32 * kMaxTeamWarps;
-
-    static uint64_t shared_bytes(const Args&, uint32_t) { return sizeof(NotifyShared); }
-
-    template <class Rec>
-    TK_DEVICE static void run(Warp& warp, const Args& args, typename Rec::Args trace) {
-        TwoHopContext<Rec, Comm> context(warp, args, trace, kStage, TwoHopRole::notify);
-        if (warp.block == 0) {
-            exchange_counts(context);
-        } else {
-            count_channels(context, warp.block - 1);
-        }
-    }
-};
 
 }  // namespace tracekern

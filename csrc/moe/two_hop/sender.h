@@ -27,23 +27,45 @@ struct SenderShared {
     int32_t places[kNumSenders][kMaxTwoHopNodes][kMaxNodePeers];
 };
 
-// Where a row for `node` is written: where it arrives, or whence a transport takes it.
-template <class Rec, class Comm>
-TK_DEVICE char* outgoing_row(const TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t position) {
-    const TwoHopArgs<Comm>& args = context.args;
-    const uint32_t channel = context.channel();
-    char* row = nullptr;
-    with_peer(context.comm, args.rank_in(node), [&](const auto& to) {
-        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
-            row = to.template at<char>(args.rdma_row_in(channel, args.node(), position));
-        } else {
-            row = args.template own<char>(args.rdma_row_out(channel, node, position));
-        }
-    });
-    return row;
-}
+// ---- senders ----
 
-// ---- what a channel sends ----
+template <class Rec, class Comm>
+TK_DEVICE bool send_tokens(TwoHopContext<Rec, Comm>& context) {
+    Warp& warp = context.warp;
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t num_nodes = args.nodes.num_nodes;
+    for (uint32_t i = 0; i < num_nodes; ++i) {
+        const uint32_t node = (args.node() + i) % num_nodes;
+        if (!wait_node_over(context, node)) return false;
+        if (i % kNumSenders == warp.warp) send_meta(context, node);
+    }
+
+    auto head = warp.lanes([](int) { return 0u; });
+    auto copied = warp.lanes([](int) { return 0u; });  // tails behind the token before; 0: it did not go there
+    const TaskRange range = TaskRange::of(args.call.num_tokens, args.num_channels, context.channel());
+    uint32_t token = range.begin + warp.warp;
+    TK_NO_UNROLL
+    for (; token < range.end; token += kNumSenders) {
+        const auto peers = wanted_peers(context, token);
+        if (!wait_sequential_lock(context, token, range.begin)) return false;
+        publish_tails(context, copied);  // before the wait for room, which may need this tail
+        const auto tail = take_places(context, peers);
+        if (!wait_ring_space(context, tail, head)) return false;
+        pass_sequential_lock(context, token + 1, range.begin);
+
+        warp.each_lane([&](int lane) {
+            if (static_cast<uint32_t>(lane) >= num_nodes) return;
+            args.call.send_rdma_head[uint64_t{token} * num_nodes + static_cast<uint32_t>(lane)] =
+                static_cast<int32_t>(tail[lane]) - 1;
+        });
+        const uint32_t num_targets = list_targets(context, tail, peers);
+        TK_RANGE(context.recorder, TwoHopEvent::copy_to_ring, token);
+        copy_to_rings(context, token, num_targets);
+        TK_END(num_targets);
+        copied = tail;
+    }
+    return publish_last(context, token, range.begin, copied);
+}
 
 // 2 * peers + 2 prefix sums for each node: tokens for each of its ranks before this channel and up to its end, then for
 // the node. As -v - 1, where 0 is no sum. The flag says of which call they are.
@@ -75,8 +97,6 @@ TK_DEVICE void send_meta(TwoHopContext<Rec, Comm>& context, uint32_t node) {
                                         0);
     });
 }
-
-// ---- senders ----
 
 // Of each node, a lane a node: which peers there want the token, a bit each.
 template <class Rec, class Comm>
@@ -129,6 +149,22 @@ TK_DEVICE void publish_tails(TwoHopContext<Rec, Comm>& context, const PerLane<ui
     }
 }
 
+// Takes the token's places, a lane a node, under the lock: in the rings to the nodes, which are returned as tails, 0
+// where it does not go, and in those that it takes within them.
+template <class Rec, class Comm>
+TK_DEVICE PerLane<uint32_t> take_places(TwoHopContext<Rec, Comm>& context, const PerLane<uint32_t>& peers) {
+    Warp& warp = context.warp;
+    auto& shared = warp.template shared<SenderShared>();
+    return warp.lanes([&](int lane) {
+        if (!peers[lane]) return 0u;
+        for (uint32_t peer = 0; peer < context.args.nodes.peers; ++peer) {
+            uint32_t& next = shared.next_place[lane][peer];
+            shared.places[warp.warp][lane][peer] = peers[lane] >> peer & 1 ? static_cast<int32_t>(next++) : -1;
+        }
+        return ++shared.next_tail[lane];
+    });
+}
+
 // The heads of the rings to all nodes as a sender knows them, a lane a node.
 template <class Rec, class Comm>
 TK_DEVICE bool wait_ring_space(TwoHopContext<Rec, Comm>& context,
@@ -154,22 +190,6 @@ TK_DEVICE bool wait_ring_space(TwoHopContext<Rec, Comm>& context,
     return true;
 }
 
-// Takes the token's places, a lane a node, under the lock: in the rings to the nodes, which are returned as tails, 0
-// where it does not go, and in those that it takes within them.
-template <class Rec, class Comm>
-TK_DEVICE PerLane<uint32_t> take_places(TwoHopContext<Rec, Comm>& context, const PerLane<uint32_t>& peers) {
-    Warp& warp = context.warp;
-    auto& shared = warp.template shared<SenderShared>();
-    return warp.lanes([&](int lane) {
-        if (!peers[lane]) return 0u;
-        for (uint32_t peer = 0; peer < context.args.nodes.peers; ++peer) {
-            uint32_t& next = shared.next_place[lane][peer];
-            shared.places[warp.warp][lane][peer] = peers[lane] >> peer & 1 ? static_cast<int32_t>(next++) : -1;
-        }
-        return ++shared.next_tail[lane];
-    });
-}
-
 // Lists for this sender where the token goes: place by place of those lanes that have a tail.
 template <class Rec, class Comm>
 TK_DEVICE uint32_t list_targets(TwoHopContext<Rec, Comm>& context,
@@ -190,21 +210,20 @@ TK_DEVICE uint32_t list_targets(TwoHopContext<Rec, Comm>& context,
     return count_bits(nodes);
 }
 
-// What travels behind a token's values, but for what differs from node to node: the peers that want it, and its places.
+// Where a row for `node` is written: where it arrives, or whence a transport takes it.
 template <class Rec, class Comm>
-TK_DEVICE uint32_t word_of_token(const TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t i) {
-    const TwoHopCall& call = context.args.call;
-    const RowLayout& row = context.args.row;
-    if (i >= row.first_weight()) {
-        return bits_as<uint32_t>(call.topk_weights[uint64_t{token} * row.topk + i - row.first_weight()]);
-    }
-    if (i >= row.first_idx()) {
-        return static_cast<uint32_t>(call.topk_idx[uint64_t{token} * row.topk + i - row.first_idx()]);
-    }
-    if (i >= row.first_scale()) {
-        return bits_as<uint32_t>(call.x_scales[uint64_t{token} * row.num_scales + i - row.first_scale()]);
-    }
-    return context.args.node();
+TK_DEVICE char* outgoing_row(const TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t position) {
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t channel = context.channel();
+    char* row = nullptr;
+    with_peer(context.comm, args.rank_in(node), [&](const auto& to) {
+        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
+            row = to.template at<char>(args.rdma_row_in(channel, args.node(), position));
+        } else {
+            row = args.template own<char>(args.rdma_row_out(channel, node, position));
+        }
+    });
+    return row;
 }
 
 template <class Rec, class Comm>
@@ -229,6 +248,23 @@ TK_DEVICE void copy_to_rings(TwoHopContext<Rec, Comm>& context, uint32_t token, 
     });
 }
 
+// What travels behind a token's values, but for what differs from node to node: the peers that want it, and its places.
+template <class Rec, class Comm>
+TK_DEVICE uint32_t word_of_token(const TwoHopContext<Rec, Comm>& context, uint32_t token, uint32_t i) {
+    const TwoHopCall& call = context.args.call;
+    const RowLayout& row = context.args.row;
+    if (i >= row.first_weight()) {
+        return bits_as<uint32_t>(call.topk_weights[uint64_t{token} * row.topk + i - row.first_weight()]);
+    }
+    if (i >= row.first_idx()) {
+        return static_cast<uint32_t>(call.topk_idx[uint64_t{token} * row.topk + i - row.first_idx()]);
+    }
+    if (i >= row.first_scale()) {
+        return bits_as<uint32_t>(call.x_scales[uint64_t{token} * row.num_scales + i - row.first_scale()]);
+    }
+    return context.args.node();
+}
+
 // Each sender has one more turn behind the last token, to publish its last tails.
 template <class Rec, class Comm>
 TK_DEVICE bool publish_last(TwoHopContext<Rec, Comm>& context,
@@ -242,84 +278,7 @@ TK_DEVICE bool publish_last(TwoHopContext<Rec, Comm>& context,
     return true;
 }
 
-template <class Rec, class Comm>
-TK_DEVICE bool send_tokens(TwoHopContext<Rec, Comm>& context) {
-    Warp& warp = context.warp;
-    const TwoHopArgs<Comm>& args = context.args;
-    const uint32_t num_nodes = args.nodes.num_nodes;
-    for (uint32_t i = 0; i < num_nodes; ++i) {
-        const uint32_t node = (args.node() + i) % num_nodes;
-        if (!wait_node_over(context, node)) return false;
-        if (i % kNumSenders == warp.warp) send_meta(context, node);
-    }
-
-    auto head = warp.lanes([](int) { return 0u; });
-    auto copied = warp.lanes([](int) { return 0u; });  // tails behind the token before; 0: it did not go there
-    const TaskRange range = TaskRange::of(args.call.num_tokens, args.num_channels, context.channel());
-    uint32_t token = range.begin + warp.warp;
-    TK_NO_UNROLL
-    for (; token < range.end; token += kNumSenders) {
-        const auto peers = wanted_peers(context, token);
-        if (!wait_sequential_lock(context, token, range.begin)) return false;
-        publish_tails(context, copied);  // before the wait for room, which may need this tail
-        const auto tail = take_places(context, peers);
-        if (!wait_ring_space(context, tail, head)) return false;
-        pass_sequential_lock(context, token + 1, range.begin);
-
-        warp.each_lane([&](int lane) {
-            if (static_cast<uint32_t>(lane) >= num_nodes) return;
-            args.call.send_rdma_head[uint64_t{token} * num_nodes + static_cast<uint32_t>(lane)] =
-                static_cast<int32_t>(tail[lane]) - 1;
-        });
-        const uint32_t num_targets = list_targets(context, tail, peers);
-        TK_RANGE(context.recorder, TwoHopEvent::copy_to_ring, token);
-        copy_to_rings(context, token, num_targets);
-        TK_END(num_targets);
-        copied = tail;
-    }
-    return publish_last(context, token, range.begin, copied);
-}
-
 // ---- coordinator ----
-
-// Tells of a chunk that was copied. Released: its rows, which those that copied them released to this warp. A
-// transport's put carries them, and the flag.
-template <class Rec, class Comm>
-TK_DEVICE void issue_chunk(TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t first, uint32_t count) {
-    const TwoHopArgs<Comm>& args = context.args;
-    const uint32_t channel = context.channel(), rank = args.rank_in(node);
-    const uint64_t flag = args.tail_flag(channel, args.node(), first);
-    TK_SIGNAL(context.recorder, TwoHopEvent::signal_tail, rank, channel, first + count, count);
-    with_peer(context.comm, rank, [&](const auto& to) {
-        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
-            auto* word = to.template at<uint64_t>(flag);
-            signal_peer<TwoHopChannel::tail>(context, rank, word, first + count);
-        } else {
-            // A chunk begins at a multiple of its size, which divides the ring: its rows lie side by side.
-            const uint64_t dst = args.rdma_row_in(channel, args.node(), first);
-            const char* rows = outgoing_row(context, node, first);
-            TK_RANGE(context.recorder, TwoHopEvent::issue_put, node, count);
-            put_signal<TwoHopChannel::tail>(
-                context.warp, to, dst, rows, count * args.row.bytes, flag, context.epoch, first + count);
-        }
-    });
-}
-
-// The nodes of those in `left` for which a chunk, or the rest, was copied; 0: gave up. The span is of the first of
-// them from `turn` on.
-template <class Rec, class Comm, class Next>
-TK_DEVICE uint32_t wait_chunk(TwoHopContext<Rec, Comm>& context, uint32_t left, uint32_t turn, Next next) {
-    Warp& warp = context.warp;
-    const auto& shared = warp.template shared<SenderShared>();
-    const auto flag_of = [&](int lane) { return &shared.rdma_send_channel_tail[lane]; };
-    const RingWait whom = context.ring_wait(TwoHopRing::rdma, context.comm.rank, 0, 0);
-    TK_WAIT(context.recorder, TwoHopEvent::wait_chunk, context.channel());
-    const Arrived ready = wait_any_at_least<TwoHopChannel::ready, Scope::block>(
-        warp, context.comm, left, flag_of, context.epoch, next, whom);
-    const uint32_t first = first_in_turn(ready.lanes, turn);
-    TK_END_IF(ready.lanes != 0, first, warp.shuffle(warp.lanes(next), static_cast<int>(first)));
-    return ready.lanes;
-}
 
 template <class Rec, class Comm>
 TK_DEVICE bool coordinate_sends(TwoHopContext<Rec, Comm>& context) {
@@ -350,6 +309,45 @@ TK_DEVICE bool coordinate_sends(TwoHopContext<Rec, Comm>& context) {
         }
         issued = warp.lanes([&](int lane) { return lane < 32 && ready >> lane & 1 ? next(lane) : issued[lane]; });
     }
+}
+
+// The nodes of those in `left` for which a chunk, or the rest, was copied; 0: gave up. The span is of the first of
+// them from `turn` on.
+template <class Rec, class Comm, class Next>
+TK_DEVICE uint32_t wait_chunk(TwoHopContext<Rec, Comm>& context, uint32_t left, uint32_t turn, Next next) {
+    Warp& warp = context.warp;
+    const auto& shared = warp.template shared<SenderShared>();
+    const auto flag_of = [&](int lane) { return &shared.rdma_send_channel_tail[lane]; };
+    const RingWait whom = context.ring_wait(TwoHopRing::rdma, context.comm.rank, 0, 0);
+    TK_WAIT(context.recorder, TwoHopEvent::wait_chunk, context.channel());
+    const Arrived ready = wait_any_at_least<TwoHopChannel::ready, Scope::block>(
+        warp, context.comm, left, flag_of, context.epoch, next, whom);
+    const uint32_t first = first_in_turn(ready.lanes, turn);
+    TK_END_IF(ready.lanes != 0, first, warp.shuffle(warp.lanes(next), static_cast<int>(first)));
+    return ready.lanes;
+}
+
+// Tells of a chunk that was copied. Released: its rows, which those that copied them released to this warp. A
+// transport's put carries them, and the flag.
+template <class Rec, class Comm>
+TK_DEVICE void issue_chunk(TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t first, uint32_t count) {
+    const TwoHopArgs<Comm>& args = context.args;
+    const uint32_t channel = context.channel(), rank = args.rank_in(node);
+    const uint64_t flag = args.tail_flag(channel, args.node(), first);
+    TK_SIGNAL(context.recorder, TwoHopEvent::signal_tail, rank, channel, first + count, count);
+    with_peer(context.comm, rank, [&](const auto& to) {
+        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
+            auto* word = to.template at<uint64_t>(flag);
+            signal_peer<TwoHopChannel::tail>(context, rank, word, first + count);
+        } else {
+            // A chunk begins at a multiple of its size, which divides the ring: its rows lie side by side.
+            const uint64_t dst = args.rdma_row_in(channel, args.node(), first);
+            const char* rows = outgoing_row(context, node, first);
+            TK_RANGE(context.recorder, TwoHopEvent::issue_put, node, count);
+            put_signal<TwoHopChannel::tail>(
+                context.warp, to, dst, rows, count * args.row.bytes, flag, context.epoch, first + count);
+        }
+    });
 }
 
 }  // namespace tracekern
