@@ -26,7 +26,14 @@ struct RemoteRegion {
 };
 
 struct Peer {
-    enum class State { connecting, ready, dead };
+    enum class State {
+        connecting,
+        ready,
+        // dead:
+        given_up,  // it may be silent only, and go on later
+        leaving,   // it was stopped, and waits for what is under way to it, and for a goodbye
+        gone,      // for certain
+    };
     uint64_t engine = 0;
     uint64_t secret = 0;
     uint32_t number = 0;  // on record
@@ -36,9 +43,7 @@ struct Peer {
     std::vector<fi_addr_t> at;  // one a domain; none where a provider does not take its address
     bool has_answered = false;  // else nobody knows whether it is at its addresses
     std::string why;            // dead
-    bool is_gone = false;       // dead: for certain; else it may be silent only, and go on later
-    bool is_replaced = false;   // dead: another engine is at its address
-    bool is_leaving = false;    // dead: waits for what is under way to it, and for a goodbye
+    bool is_replaced = false;   // gone: another engine is at its address
     bool is_told_goodbye = false;
     std::map<uint64_t, RemoteRegion> regions;
     std::set<uint64_t> told;  // regions of this engine that it was told it can use
@@ -57,6 +62,8 @@ struct Peer {
     std::vector<uint64_t> first_imm;  // in each domain, what its address had sent before this engine was there
     uint64_t num_missing = 0;         // of the confirmed: seen once
     uint64_t num_lost = 0;            // of the confirmed: reported
+
+    bool is_dead() const { return state >= State::given_up; }
 };
 
 }  // namespace tracekern

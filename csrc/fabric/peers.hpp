@@ -78,7 +78,7 @@ public:
         std::vector<Targets::Way> ways;
         for (const auto& memory : targets.memory) {
             Peer& peer = meet(memory);
-            if (peer.state == Peer::State::dead) return {peer.why, nullptr};
+            if (peer.is_dead()) return {peer.why, nullptr};
             const auto [found, is_new] = peer.regions.try_emplace(memory.region);
             RemoteRegion& region = found->second;
             if (is_new) {
@@ -151,7 +151,7 @@ public:
         // both may still be under way.
         if (message.kind == MessageKind::revoke) return revoke(peer, message.region);
         if (message.kind == MessageKind::revoked) return void(peer.told.erase(message.region));
-        if (peer.state == Peer::State::dead) return answer_as_dead(peer, message);
+        if (peer.is_dead()) return answer_as_dead(peer, message);
         switch (message.kind) {
             case MessageKind::welcome:
                 return make_usable(peer, message);
@@ -169,9 +169,9 @@ public:
                 return let_go(peer);
             case MessageKind::gone:
                 peer.is_replaced = true;
-                return bury(peer, "it has ended, and another engine is at its address", true);
+                return bury(peer, "it has ended, and another engine is at its address", Peer::State::gone);
             case MessageKind::given_up:
-                return bury(peer, "it has given this engine up as dead", false);
+                return bury(peer, "it has given this engine up as dead", Peer::State::given_up);
             default:
                 return;
         }
@@ -203,12 +203,10 @@ public:
     // is_waited_for: somebody waits in vain for what a peer should raise.
     void look(TimePoint now, bool is_waited_for) {
         for (auto& [engine, peer] : peers_) {
-            if (peer.is_leaving) see_off(peer, now);
+            if (peer.state == Peer::State::leaving) see_off(peer, now);
             answer_revocations(peer);
-            if (peer.state == Peer::State::dead) {
-                look_for_death(peer, now);
-                continue;
-            }
+            if (peer.state == Peer::State::given_up) look_for_death(peer, now);
+            if (peer.is_dead()) continue;
             fail_late(peer, now);
             look_for_life(peer, now, is_waited_for);
         }
@@ -220,16 +218,15 @@ public:
     void say_goodbye() {
         for (auto& [engine, peer] : peers_) {
             for (auto& [key, region] : peer.regions) fail_waiting(region, "the engine was stopped");
-            if (peer.state != Peer::State::dead && !peer.is_told_goodbye) tell_goodbye(peer);
+            if (!peer.is_dead() && !peer.is_told_goodbye) tell_goodbye(peer);
         }
     }
     // All have said goodbye, or are dead, or have not answered in time.
     bool are_gone() const {
         return std::all_of(peers_.begin(), peers_.end(), [&](const auto& one) {
             const Peer& peer = one.second;
-            const bool is_dead = peer.state == Peer::State::dead && !peer.is_leaving;
             const bool is_nobody = peer.state == Peer::State::connecting && peer.regions.empty();
-            return is_dead || is_nobody;
+            return is_nobody || (peer.is_dead() && peer.state != Peer::State::leaving);
         });
     }
     void fail_all(const std::string& why) {
@@ -282,8 +279,7 @@ private:
         try {
             introduce(peer, engine, addresses);
         } catch (const std::runtime_error& error) {
-            peer.state = Peer::State::dead;
-            peer.is_gone = true;
+            peer.state = Peer::State::gone;
             peer.why = error.what();
             hooks_.warn(peer.why);
         }
@@ -346,7 +342,7 @@ private:
         }
         peer.has_answered = true;
         peer.secret = hello.own_secret;
-        if (peer.state == Peer::State::dead) return answer_as_dead(peer, hello);
+        if (peer.is_dead()) return answer_as_dead(peer, hello);
         peer.state = Peer::State::ready;
         peer.is_heard = true;
         const std::string why = hooks_.check(unpack_descriptor(hello.text));
@@ -440,13 +436,11 @@ private:
             peer.is_suspect = false;
         }
         const bool is_suspect = peer.is_suspect || is_waited_for || peer.state == Peer::State::connecting;
-        if (peer.liveness.is_gone(is_suspect, now)) {
-            return bury(peer, "it has ended", true);
-        }
+        if (peer.liveness.is_gone(is_suspect, now)) return bury(peer, "it has ended", Peer::State::gone);
         if (peer.state != Peer::State::ready || now < peer.next_ping) return;
         if (peer.num_unanswered == kPings - 1) {
             const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(limits_.silence).count();
-            return bury(peer, "nothing was heard from it for " + std::to_string(limit) + " ms", false);
+            return bury(peer, "nothing was heard from it for " + std::to_string(limit) + " ms", Peer::State::given_up);
         }
         // A process that was stopped itself finds few pings unanswered, however long it was.
         ++peer.num_unanswered;
@@ -458,27 +452,25 @@ private:
 
     // One that was given up, and in whose hands memory is that its owner wants back, may have ended since.
     void look_for_death(Peer& peer, TimePoint now) {
-        if (peer.is_gone) return;
         if (peer.told.empty()) return void(peer.liveness = {});
         const bool is_suspect = std::exchange(peer.is_suspect, false);
         if (peer.liveness.is_gone(is_suspect, now)) set_gone(peer);
     }
     void set_gone(Peer& peer) {
-        peer.is_gone = true;
+        peer.state = Peer::State::gone;
         peer.liveness = {};
     }
-    void bury(Peer& peer, const std::string& what, bool is_gone) {
-        set_dead(peer, what);
-        peer.is_leaving = false;
-        if (is_gone) set_gone(peer);
+    void bury(Peer& peer, const std::string& what, Peer::State as) {
+        set_dead(peer, what, as);
+        if (as == Peer::State::gone) set_gone(peer);
         if (!peer.is_told_goodbye) hooks_.died(peer);
         transfers_.give_up_on(peer, what);
         mailbox_.give_up_on(peer.at[0], peer.engine, peer.why);
     }
-    void set_dead(Peer& peer, const std::string& what) {
-        if (peer.state == Peer::State::dead) return;
+    void set_dead(Peer& peer, const std::string& what, Peer::State as) {
+        if (peer.is_dead()) return;
         ++num_changes_;
-        peer.state = Peer::State::dead;
+        peer.state = as;
         peer.why = peer.name + " is dead: " + what;
         hooks_.left(peer);
         for (auto& [number, region] : std::exchange(peer.regions, {})) fail_waiting(region, peer.why);
@@ -486,18 +478,15 @@ private:
     // It was stopped, and waits until nothing is under way to it.
     void let_go(Peer& peer) {
         const std::string what = "it was stopped";
-        set_dead(peer, what);
+        set_dead(peer, what, Peer::State::leaving);
         transfers_.fail_unposted_to(peer, what);
-        peer.is_gone = true;
-        peer.is_leaving = true;
         see_off(peer, std::chrono::steady_clock::now());
     }
     void see_off(Peer& peer, TimePoint now) {
-        if (peer.liveness.is_gone(peer.is_suspect, now)) return bury(peer, "it has ended", true);
+        if (peer.liveness.is_gone(peer.is_suspect, now)) return bury(peer, "it has ended", Peer::State::gone);
         if (peer.num_under_way != 0) return;
         if (!peer.is_told_goodbye) tell_goodbye(peer);
-        peer.is_leaving = false;
-        peer.liveness = {};
+        set_gone(peer);
     }
     void tell_goodbye(Peer& peer) {
         peer.is_told_goodbye = true;
@@ -507,7 +496,7 @@ private:
     void answer_as_dead(Peer& peer, const Message& message) {
         switch (message.kind) {
             case MessageKind::bye:
-                if (!peer.is_leaving) set_gone(peer);
+                if (peer.state != Peer::State::leaving) set_gone(peer);
                 if (!peer.is_told_goodbye) tell_goodbye(peer);
                 return;
             case MessageKind::hello:

@@ -26,7 +26,7 @@ public:
     // after a failure: those who have not confirmed.
     void start(const std::shared_ptr<MemoryRegion>& region, TimePoint until, OnFree on_free) {
         for (auto& [engine, peer] : peers_.all()) {
-            if (peer.is_gone || !peer.told.contains(region->number)) continue;
+            if (peer.state >= Peer::State::leaving || !peer.told.contains(region->number)) continue;
             peers_.send(peer, MessageKind::revoke, region->number, 0, "");
         }
         all_.push_back({region, until, std::move(on_free)});
@@ -55,12 +55,10 @@ private:
         bool is_closed = false;
     };
 
-    static bool has_ended(const Peer& peer) { return peer.is_gone && !peer.is_leaving; }
-
     std::string who_writes_or_reads(const MemoryRegion& region) {
         if (transfers_.is_reading(region) || peers_.holds_one_from(region)) return "writes from there have not ended";
         for (auto& [engine, peer] : peers_.all()) {
-            if (has_ended(peer) || !peer.told.contains(region.number)) continue;
+            if (peer.state == Peer::State::gone || !peer.told.contains(region.number)) continue;
             peer.is_suspect = true;  // its death would be an answer, too
             return peer.name + " may still write there: it has not confirmed";
         }
