@@ -27,8 +27,8 @@
 #include "fabric/peers.hpp"
 #include "fabric/queue.hpp"
 #include "fabric/revocations.hpp"
+#include "fabric/shared_loop.hpp"
 #include "fabric/transfer_queue.hpp"
-#include "fabric/turns.hpp"
 #include "fabric/user_messages.hpp"
 
 namespace tracekern {
@@ -46,7 +46,7 @@ public:
                 PeerLimits limits,
                 CallbackThread& callbacks,
                 ImmCounters& imms,
-                Turns& turns)
+                SharedLoop& loop)
         : library_(library),
           nets_(std::move(nets)),
           pin_cpu_(pin_cpu),
@@ -54,7 +54,7 @@ public:
           limits_(limits),
           callbacks_(callbacks),
           imms_(imms),
-          turns_(turns) {
+          loop_(loop) {
         std::promise<void> opened;
         auto is_open = opened.get_future();
         worker_ = std::thread([&] { run(opened); });
@@ -71,7 +71,7 @@ public:
     // Ends what is under way. Calls that other threads make meanwhile end or are refused. One thread.
     void end() {
         is_stopping_.store(true, std::memory_order_seq_cst);
-        turns_.wake();
+        loop_.wake();
         if (worker_.joinable()) worker_.join();
     }
 
@@ -119,7 +119,7 @@ public:
     void submit(std::shared_ptr<Transfer> transfer) {
         // Relaxed: one that is submitted as the recording begins may miss its own time, and gets the worker's.
         if (is_recording_.load(std::memory_order_relaxed)) transfer->submitted = HostTrack::now();
-        if (transfer->is_short() && start_here(transfer)) return turns_.wake(Turns::Sleep::asleep);
+        if (transfer->is_short() && start_here(transfer)) return loop_.wake(SharedLoop::Sleep::asleep);
         put([this, transfer = std::move(transfer)] { start(transfer); });
     }
     void cancel(uint64_t transfer) {
@@ -171,18 +171,18 @@ private:
     // False: the worker has no time, or other requests before this.
     bool start_here(const std::shared_ptr<Transfer>& transfer) {
         bool is_started = false;
-        turns_.try_between([&] {
+        loop_.try_between([&] {
             if (requests_.has_new()) return;
             safely([&] { start(transfer); });
             is_started = true;
-            if (transfer->num_posted == 0) turns_.wake();
+            if (transfer->num_posted == 0) loop_.wake();
         });
         return is_started;
     }
     // False: the engine was stopped.
     bool try_put(std::function<void()> request) {
         if (!requests_.put(std::move(request))) return false;
-        turns_.wake();
+        loop_.wake();
         return true;
     }
     void put(std::function<void()> request) {
@@ -217,11 +217,11 @@ private:
             opened.set_exception(std::current_exception());
             return;
         }
-        turns_.work([this](bool has_slept) { return turn(has_slept); },
-                    [this] { return is_over_; },
-                    [this] { return may_sleep(); },
-                    [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
-                    descriptors_);
+        loop_.work([this](bool has_slept) { return turn(has_slept); },
+                   [this] { return is_over_; },
+                   [this] { return may_sleep(); },
+                   [this] { return requests_.has_new() || is_stopping_.load(std::memory_order_seq_cst); },
+                   descriptors_);
         if (!is_broken()) broken_ = kStopped;
         close(kStopped);
         trace_.stop();
@@ -428,7 +428,7 @@ private:
     const PeerLimits limits_;
     CallbackThread& callbacks_;
     ImmCounters& imms_;
-    Turns& turns_;
+    SharedLoop& loop_;
     Queue<std::function<void()>> requests_;
     std::atomic<bool> is_stopping_ = false, is_recording_ = false;
 

@@ -45,7 +45,7 @@ public:
         : library_(std::move(library)),
           transfer_limit_(options.transfer_limit),
           is_first_(!first),
-          imms_(first ? first->imms_ : std::make_shared<ImmCounters>(turns_)) {
+          imms_(first ? first->imms_ : std::make_shared<ImmCounters>(loop_)) {
         if (first) first->running();
         if (options.nets.empty() || options.nets.size() > kMaxDomains) {
             throw std::invalid_argument(std::to_string(options.nets.size()) + " domains; wanted 1 to 4");
@@ -54,7 +54,7 @@ public:
         const PeerLimits limits{options.connect_limit, options.transfer_limit};
         try {
             group_ = std::make_unique<DomainGroup>(
-                *library_, options.nets, options.pin_cpu, name_, limits, *callbacks_, *imms_, *turns_);
+                *library_, options.nets, options.pin_cpu, name_, limits, *callbacks_, *imms_, *loop_);
         } catch (...) {
             if (is_first_) callbacks_->end(transfer_limit_);
             throw;
@@ -241,7 +241,7 @@ public:
                                         std::to_string(kMaxPayloadBytes));
         }
         auto& group = running();
-        on_done.claim(turns_);
+        on_done.claim(loop_);
         group.send(to, std::move(payload), std::move(on_done));
     }
     // Lends each message that comes, of up to `bytes`, to the callback; `count` at most at a time.
@@ -405,7 +405,7 @@ private:
                     Limit limit,
                     OnDone on_done) {
         auto& group = running();
-        on_done.claim(turns_);
+        on_done.claim(loop_);
         const uint64_t number = num_transfers_.fetch_add(1, std::memory_order_relaxed) + 1;
         if (pieces.empty()) {
             on_done.tell({}, *callbacks_);
@@ -429,7 +429,7 @@ private:
     const std::chrono::nanoseconds transfer_limit_;
     const Process process_;
     const bool is_first_;
-    const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
+    const std::shared_ptr<SharedLoop> loop_ = std::make_shared<SharedLoop>();
     const std::shared_ptr<ImmCounters> imms_;
     std::shared_ptr<CallbackThread> callbacks_;
     std::unique_ptr<DomainGroup> group_;

@@ -18,8 +18,8 @@
 #include "fabric/forks.hpp"
 #include "fabric/rule.hpp"
 #include "fabric/senders.hpp"
+#include "fabric/shared_loop.hpp"
 #include "fabric/trace.hpp"
-#include "fabric/turns.hpp"
 
 namespace tracekern {
 
@@ -46,11 +46,11 @@ public:
     ImmCounter(uint32_t imm,
                uint64_t early,
                std::shared_ptr<WaitTrace> trace,
-               std::shared_ptr<Turns> turns,
+               std::shared_ptr<SharedLoop> loop,
                std::shared_ptr<LongWaits> long_waits)
         : imm_(imm),
           trace_(std::move(trace)),
-          turns_(std::move(turns)),
+          loop_(std::move(loop)),
           long_waits_(std::move(long_waits)),
           arrived_(early) {}
 
@@ -66,7 +66,7 @@ public:
     bool wait(uint64_t count, std::chrono::nanoseconds limit) {
         process_.require("the counter");
         WaitTrace::Wait wait(*trace_, imm_, taken_.load(std::memory_order_relaxed) + count);
-        if (!turns_->wait([&] { return try_take(count); }, limit) && !block(count, limit)) return false;
+        if (!loop_->wait([&] { return try_take(count); }, limit) && !block(count, limit)) return false;
         wait.end();
         return true;
     }
@@ -134,7 +134,7 @@ private:
     const Process process_;
     const uint32_t imm_;
     const std::shared_ptr<WaitTrace> trace_;
-    const std::shared_ptr<Turns> turns_;
+    const std::shared_ptr<SharedLoop> loop_;
     const std::shared_ptr<LongWaits> long_waits_;
     std::atomic<uint64_t> arrived_, taken_ = 0;  // taken by waits
     std::atomic<uint64_t> wakes_at_ = kNever;    // arrivals that are enough for a wait that blocks
@@ -152,8 +152,8 @@ class ImmCounters {
 public:
     using Reached = std::function<void()>;
 
-    // turns: what a thread may do while it waits.
-    explicit ImmCounters(std::shared_ptr<Turns> turns) : turns_(std::move(turns)) {}
+    // loop: what a thread may do while it waits.
+    explicit ImmCounters(std::shared_ptr<SharedLoop> loop) : loop_(std::move(loop)) {}
 
     // Calls reached() once, as soon as `count` have arrived, early ones included. Throws std::invalid_argument if the
     // immediate has a user.
@@ -175,7 +175,7 @@ public:
         const std::lock_guard lock(mutex_);
         Entry& entry = claim(imm);
         entry.senders = std::move(senders);
-        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_, turns_, long_waits_);
+        entry.counter = std::make_shared<ImmCounter>(imm, std::exchange(entry.early, 0), trace_, loop_, long_waits_);
         if (!over_.empty()) entry.counter->interrupt(over_, true);
         if (const auto gone = senders_.who_has_left(entry.senders); !gone.empty()) {
             entry.counter->interrupt(gone + " has ended", false);
@@ -287,7 +287,7 @@ private:
     }
 
     const std::shared_ptr<WaitTrace> trace_ = std::make_shared<WaitTrace>();
-    const std::shared_ptr<Turns> turns_;
+    const std::shared_ptr<SharedLoop> loop_;
     const std::shared_ptr<LongWaits> long_waits_ = std::make_shared<LongWaits>();
     rule::Mutex mutex_;
     std::map<uint32_t, Entry> entries_;

@@ -17,7 +17,7 @@
 #include "fabric/callbacks.hpp"
 #include "fabric/forks.hpp"
 #include "fabric/rule.hpp"
-#include "fabric/turns.hpp"
+#include "fabric/shared_loop.hpp"
 
 namespace tracekern {
 
@@ -43,18 +43,18 @@ public:
     bool wait(std::chrono::nanoseconds limit) {
         process_.require("the flag");
         std::unique_lock lock(mutex_);
-        if (const auto turns = turns_) {
+        if (const auto loop = loop_) {
             lock.unlock();  // a turn may set the flag
-            if (turns->wait([&] { return is_done(); }, limit)) return true;
+            if (loop->wait([&] { return is_done(); }, limit)) return true;
             lock.lock();
         }
         return ended_.wait_for(lock, limit, [&] { return is_done(); });
     }
 
-    void claim(const std::shared_ptr<Turns>& turns) {
+    void claim(const std::shared_ptr<SharedLoop>& loop) {
         const std::lock_guard lock(mutex_);
-        if (turns_) throw std::invalid_argument("this DoneFlag has a transfer; make one for each");
-        turns_ = turns;
+        if (loop_) throw std::invalid_argument("this DoneFlag has a transfer; make one for each");
+        loop_ = loop;
     }
     void set(const Result& result) {
         {
@@ -69,8 +69,8 @@ private:
     const Process process_;
     rule::Mutex mutex_;
     rule::Condition ended_;
-    std::shared_ptr<Turns> turns_;  // of the engine of its transfer
-    Result result_;                 // stays as it is once is_done_
+    std::shared_ptr<SharedLoop> loop_;  // of the engine of its transfer
+    Result result_;                     // stays as it is once is_done_
     std::atomic<bool> is_done_ = false;
 };
 
@@ -120,8 +120,8 @@ public:
     OnDone(std::shared_ptr<DoneCounter> counter) : to_(std::move(counter)) {}
 
     // Before its transfer begins. Throws std::invalid_argument for a flag that has another one.
-    void claim(const std::shared_ptr<Turns>& turns) const {
-        if (const auto* flag = std::get_if<std::shared_ptr<DoneFlag>>(&to_)) (*flag)->claim(turns);
+    void claim(const std::shared_ptr<SharedLoop>& loop) const {
+        if (const auto* flag = std::get_if<std::shared_ptr<DoneFlag>>(&to_)) (*flag)->claim(loop);
     }
 
     // Tells it once, and lets go of whom it told.

@@ -1,5 +1,5 @@
-// Whose turn it is: the work of an engine is done in turns, by its worker or, while it waits, by a thread that needs
-// what a turn may bring. That spares a short message two changes of threads.
+// The loop of an engine. Its worker does the turns or, while it waits, a thread that needs what a turn may bring: that
+// spares a short message two changes of threads.
 #pragma once
 
 #include <poll.h>
@@ -22,15 +22,15 @@
 
 namespace tracekern {
 
-class Turns {
+class SharedLoop {
 public:
     using Clock = std::chrono::steady_clock;
 
-    Turns() : wakes_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    SharedLoop() : wakes_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
         if (wakes_ < 0) throw std::runtime_error("no file descriptor is left for an engine; raise ulimit -n");
     }
-    Turns(const Turns&) = delete;
-    ~Turns() { close(wakes_); }
+    SharedLoop(const SharedLoop&) = delete;
+    ~SharedLoop() { close(wakes_); }
 
     // ---- any thread ----
 

@@ -14,7 +14,7 @@
 
 #include "fabric/imm_counters.hpp"
 #include "fabric/queue.hpp"
-#include "fabric/turns.hpp"
+#include "fabric/shared_loop.hpp"
 
 using namespace tracekern;
 
@@ -67,7 +67,7 @@ private:
     }
 
     const int never_ = eventfd(0, 0);  // the worker sleeps on it, and is woken by requests alone
-    const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
+    const std::shared_ptr<SharedLoop> turns_ = std::make_shared<SharedLoop>();
     ImmCounters imms_{turns_};
     Queue<uint32_t> requests_;
     std::atomic<bool> is_stopping_ = false;
@@ -93,8 +93,8 @@ bool wait(ImmCounter& counter, uint32_t rounds) {
     std::mt19937 random(~counter.imm());
     for (uint32_t round = 0; round < rounds; ++round) {
         constexpr std::chrono::seconds kLimit{20};
-        const auto began = Turns::Clock::now();
-        if (!counter.wait(round % 5 + 1, kLimit) || Turns::Clock::now() - began > kLimit) return false;
+        const auto began = SharedLoop::Clock::now();
+        if (!counter.wait(round % 5 + 1, kLimit) || SharedLoop::Clock::now() - began > kLimit) return false;
         pause(random);
     }
     return counter.count() == 0;
