@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "platform/copy.h"
+#include "platform/gpu_warp.h"
 #include "platform/number.h"
 #include "platform/predicated_stores.h"
 #include "platform/sparse_multiply.h"
@@ -15,14 +15,6 @@ namespace tracekern {
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr uint32_t kClockShift = 5;  // %globaltimer goes on by 32 ns
-
-template <class T>
-struct PerLane {
-    T value;
-
-    TK_DEVICE T& operator[](int) { return value; }
-    TK_DEVICE const T& operator[](int) const { return value; }
-};
 
 TK_DEVICE uint64_t read_clock() {
     uint64_t ticks;
@@ -300,56 +292,16 @@ TK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector)
     return bytes;
 }
 
-class Warp {
+class Warp : public GpuWarp<Warp, kLanes> {
 public:
     TK_DEVICE explicit Warp(LaunchSize)
-        : block(blockIdx.x),
-          num_blocks(gridDim.x),
-          warp(threadIdx.x / kLanes),
-          num_warps(blockDim.x / kLanes),
-          lane_(threadIdx.x % kLanes) {}
+        : GpuWarp(blockIdx.x, gridDim.x, threadIdx.x / kLanes, blockDim.x / kLanes, threadIdx.x % kLanes) {}
     TK_DEVICE Warp(uint32_t own_block, uint32_t blocks, uint32_t thread, uint32_t num_threads)
-        : block(own_block),
-          num_blocks(blocks),
-          warp(thread / kLanes),
-          num_warps((num_threads + kLanes - 1) / kLanes),
-          lane_(thread % kLanes) {}
+        : GpuWarp(own_block, blocks, thread / kLanes, (num_threads + kLanes - 1) / kLanes, thread % kLanes) {}
 
-    const uint32_t block, num_blocks;
-    const uint32_t warp, num_warps;  // of this block
-
-    TK_DEVICE bool is_leader() const { return lane_ == 0; }
-
-    template <class F>
-    TK_DEVICE auto lanes(F f) {
-        return PerLane<decltype(f(0))>{f(static_cast<int>(lane_))};
-    }
-    template <class F>
-    TK_DEVICE void each_lane(F f) {
-        f(static_cast<int>(lane_));
-    }
     template <class T>
     TK_DEVICE T shuffle(const PerLane<T>& x, int lane) {
         return __shfl_sync(kAllLanes, x.value, lane);
-    }
-    template <class F>
-    TK_DEVICE void strided(uint32_t n, F f) {
-        for (uint32_t i = lane_; i < n; i += kLanes) f(i);
-    }
-    template <class F>
-    TK_DEVICE void strided_rolled(uint32_t n, F f) {
-        TK_NO_UNROLL
-        for (uint32_t i = lane_; i < n; i += kLanes) f(i);
-    }
-    template <class F>
-    TK_DEVICE void block_strided(uint32_t n, F f) {
-        for (uint32_t i = warp * kLanes + lane_; i < n; i += num_warps * kLanes) f(i);
-    }
-    template <class F>
-    TK_DEVICE uint32_t sum_over(uint32_t n, F f) {
-        uint32_t own = 0;
-        for (uint32_t i = lane_; i < n; i += kLanes) own += f(i);
-        return sum([&](int) { return own; });
     }
     template <class F>
     TK_DEVICE uint32_t sum(F f) {
@@ -369,20 +321,6 @@ public:
     TK_DEVICE uint32_t ballot(F f) {
         return __ballot_sync(kAllLanes, f(static_cast<int>(lane_)));
     }
-    template <class F>
-    TK_DEVICE auto once(F f) {
-        decltype(f()) result{};
-        __syncwarp();
-        if (lane_ == 0) result = f();
-        __syncwarp();
-        return __shfl_sync(kAllLanes, result, 0);
-    }
-    template <class F>
-    TK_DEVICE void leader(F f) {
-        __syncwarp();
-        if (lane_ == 0) f();
-        __syncwarp();
-    }
     // The compiler knows that it is one: copies want it, which would be a loop over lanes else.
     template <class F>
     TK_DEVICE void elect(F f) {
@@ -399,14 +337,6 @@ public:
         if (lane_ == 0) f();
 #endif
         __syncwarp();
-    }
-    template <class T, uint32_t kBatch = 8>
-    TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
-        if constexpr (sizeof(T) == sizeof(Vector16)) {
-            copy_batched<T, kLanes, kBatch>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
-        } else {
-            copy_one_by_one<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
-        }
     }
     template <class T, class F>
     TK_DEVICE PerLane<T> gather(const PerLane<T>& x, F source) {
@@ -482,9 +412,6 @@ public:
     TK_DEVICE void relax(uint32_t& spins) { ++spins; }
     // Stops all kernels of this process on the device for good; what this lane wrote before is in memory.
     TK_DEVICE void trap() const { asm volatile("fence.acq_rel.sys;\n\ttrap;" ::: "memory"); }
-
-private:
-    const uint32_t lane_;
 };
 
 // Barrier 0 of the machine is the whole block's.

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "platform/branching_stores.h"
-#include "platform/copy.h"
+#include "platform/gpu_warp.h"
 #include "platform/number.h"
 #include "platform/sparse_multiply.h"
 
@@ -22,14 +22,6 @@ constexpr uint32_t kClockShift = 0;  // s_memrealtime goes on by 10 ns
 // A vector of the compiler's own: an array of structs would be copied through scratch memory.
 using Vector16 = uint32_t __attribute__((ext_vector_type(4)));
 using Vector8 = uint32_t __attribute__((ext_vector_type(2)));
-
-template <class T>
-struct PerLane {
-    T value;
-
-    TK_DEVICE T& operator[](int) { return value; }
-    TK_DEVICE const T& operator[](int) const { return value; }
-};
 
 // s_memrealtime is a scalar load: its result is there only after lgkmcnt(0).
 TK_DEVICE uint64_t read_clock() {
@@ -204,50 +196,18 @@ TK_DEVICE uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector)
     return select_bytes(low, high, selector);
 }
 
-class Warp {
+class Warp : public GpuWarp<Warp, kLanes> {
 public:
     TK_DEVICE explicit Warp(LaunchSize size)
-        : block(__builtin_amdgcn_workgroup_id_x()),
-          num_blocks(size.num_blocks),
-          warp(__builtin_amdgcn_workitem_id_x() / kLanes),
-          num_warps(size.warps_per_block),
-          lane_(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u))) {}
+        : GpuWarp(__builtin_amdgcn_workgroup_id_x(),
+                  size.num_blocks,
+                  __builtin_amdgcn_workitem_id_x() / kLanes,
+                  size.warps_per_block,
+                  __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u))) {}
 
-    const uint32_t block, num_blocks;
-    const uint32_t warp, num_warps;  // of this block
-
-    TK_DEVICE bool is_leader() const { return lane_ == 0; }
-
-    template <class F>
-    TK_DEVICE auto lanes(F f) {
-        return PerLane<decltype(f(0))>{f(static_cast<int>(lane_))};
-    }
-    template <class F>
-    TK_DEVICE void each_lane(F f) {
-        f(static_cast<int>(lane_));
-    }
     template <class T>
     TK_DEVICE T shuffle(const PerLane<T>& x, int lane) {
         return broadcast(x.value, lane);
-    }
-    template <class F>
-    TK_DEVICE void strided(uint32_t n, F f) {
-        for (uint32_t i = lane_; i < n; i += kLanes) f(i);
-    }
-    template <class F>
-    TK_DEVICE void strided_rolled(uint32_t n, F f) {
-        TK_NO_UNROLL
-        for (uint32_t i = lane_; i < n; i += kLanes) f(i);
-    }
-    template <class F>
-    TK_DEVICE void block_strided(uint32_t n, F f) {
-        for (uint32_t i = warp * kLanes + lane_; i < n; i += num_warps * kLanes) f(i);
-    }
-    template <class F>
-    TK_DEVICE uint32_t sum_over(uint32_t n, F f) {
-        uint32_t own = 0;
-        for (uint32_t i = lane_; i < n; i += kLanes) own += f(i);
-        return sum([&](int) { return own; });
     }
     template <class F>
     TK_DEVICE uint32_t sum(F f) {
@@ -272,30 +232,8 @@ public:
         return static_cast<uint32_t>(__builtin_amdgcn_ballot_w64(f(static_cast<int>(lane_))));
     }
     template <class F>
-    TK_DEVICE auto once(F f) {
-        decltype(f()) result{};
-        sync();
-        if (lane_ == 0) result = f();
-        sync();
-        return broadcast(result, 0);
-    }
-    template <class F>
-    TK_DEVICE void leader(F f) {
-        sync();
-        if (lane_ == 0) f();
-        sync();
-    }
-    template <class F>
     TK_DEVICE void elect(F f) {
         leader(f);
-    }
-    template <class T, uint32_t kBatch = 8>
-    TK_DEVICE void copy_vectors(void* dst, const void* src, uint32_t n) {
-        if constexpr (sizeof(T) == sizeof(Vector16)) {
-            copy_batched<T, kLanes, kBatch>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
-        } else {
-            copy_one_by_one<T, kLanes>(static_cast<T*>(dst), static_cast<const T*>(src), n, lane_);
-        }
     }
     template <class T, class F>
     TK_DEVICE PerLane<T> gather(const PerLane<T>& x, F source) {
@@ -381,7 +319,6 @@ private:
             return static_cast<T>(__builtin_amdgcn_ds_bpermute(lane * 4, static_cast<int>(value)));
         }
     }
-    const uint32_t lane_;
 };
 
 struct WarpGroup {
