@@ -52,12 +52,6 @@ std::function<void(Arguments...)> call_back(TransferEngine& engine, const py::fu
     };
 }
 
-OnDone to_on_done(TransferEngine& engine, const py::object& on_done) {
-    if (py::isinstance<DoneFlag>(on_done)) return on_done.cast<std::shared_ptr<DoneFlag>>();
-    if (py::isinstance<DoneCounter>(on_done)) return on_done.cast<std::shared_ptr<DoneCounter>>();
-    return call_back<const Result&>(engine, py::function(on_done));
-}
-
 // Its threads end with it, and may still want the interpreter.
 struct EndWithoutInterpreter {
     void operator()(TransferEngine* engine) const {
@@ -83,23 +77,53 @@ EngineHolder make_engine(const std::string& library,
         new TransferEngine(std::make_shared<FabricLibrary>(library), options, enter_interpreter, first));
 }
 
+// (indices, stride, offset)
 using Pages = std::tuple<std::vector<uint64_t>, uint64_t, uint64_t>;
+// (shards, pinned domain or None)
+using Routing = std::pair<uint32_t, std::optional<uint32_t>>;
+// (kind, domain)
+using GroupRouting = std::pair<uint32_t, uint32_t>;
+// (bytes, source offset, destination offset) each
+using Slices = std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>;
 
-PageList to_page_list(const Pages& pages) {
+// What the engine takes for an argument of Python.
+template <class T>
+const T& to_engine(TransferEngine&, const T& given) {
+    return given;
+}
+Limit to_engine(TransferEngine&, const std::optional<double>& seconds) {
+    return to_limit(seconds);
+}
+PageList to_engine(TransferEngine&, const Pages& pages) {
     const auto& [indices, stride, offset] = pages;
     return {indices, stride, offset};
 }
-
-// (shards, pinned domain or None)
-using Routing = std::pair<uint32_t, std::optional<uint32_t>>;
-DomainGroupRouting to_routing(const Routing& routing) {
+DomainGroupRouting to_engine(TransferEngine&, const Routing& routing) {
     return {routing.first, routing.second};
 }
-
-// (kind, domain)
-using GroupRouting = std::pair<uint32_t, uint32_t>;
-GroupTransferRouting to_routing(const GroupRouting& routing) {
+GroupTransferRouting to_engine(TransferEngine&, const GroupRouting& routing) {
     return {static_cast<GroupTransferRouting::Kind>(routing.first), routing.second};
+}
+std::vector<ScatterSlice> to_engine(TransferEngine&, const Slices& slices) {
+    std::vector<ScatterSlice> made;
+    for (const auto& [bytes, from, to] : slices) made.push_back({bytes, from, to});
+    return made;
+}
+OnDone to_engine(TransferEngine& engine, const py::object& on_done) {
+    if (py::isinstance<DoneFlag>(on_done)) return on_done.cast<std::shared_ptr<DoneFlag>>();
+    if (py::isinstance<DoneCounter>(on_done)) return on_done.cast<std::shared_ptr<DoneCounter>>();
+    return call_back<const Result&>(engine, py::function(on_done));
+}
+
+// A submit_x() as Python calls it, with arguments of these types.
+template <class... Given, class Submit>
+auto submitting(Submit submit) {
+    return [submit](TransferEngine& engine, const Given&... given) {
+        std::tuple<decltype(to_engine(engine, given))...> taken{to_engine(engine, given)...};
+        const py::gil_scoped_release release;
+        return std::apply([&](auto&&... each) { return (engine.*submit)(std::forward<decltype(each)>(each)...); },
+                          std::move(taken));
+    };
 }
 
 void bind_names(py::module_& module) {
@@ -176,6 +200,7 @@ void bind_waiting(py::module_& module) {
 
 using Engine = TransferEngine;
 using OptionalImm = std::optional<uint32_t>;
+using Seconds = std::optional<double>;
 
 void bind_memory(py::class_<Engine, EngineHolder>& engine) {
     engine
@@ -218,94 +243,37 @@ void bind_memory(py::class_<Engine, EngineHolder>& engine) {
 void bind_transfers(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("submit_write",
-             [](Engine& engine,
-                uint64_t src,
-                uint64_t src_offset,
-                uint64_t num_bytes,
-                const MemoryRegionDescriptor& dst,
-                uint64_t dst_offset,
-                OptionalImm imm,
-                const Routing& routing,
-                std::optional<double> timeout_s,
-                const py::object& on_done) {
-                 OnDone told = to_on_done(engine, on_done);
-                 const py::gil_scoped_release release;
-                 return engine.submit_write(src,
-                                            src_offset,
-                                            num_bytes,
-                                            dst,
-                                            dst_offset,
-                                            imm,
-                                            to_routing(routing),
-                                            to_limit(timeout_s),
-                                            std::move(told));
-             })
+             submitting<uint64_t,
+                        uint64_t,
+                        uint64_t,
+                        MemoryRegionDescriptor,
+                        uint64_t,
+                        OptionalImm,
+                        Routing,
+                        Seconds,
+                        py::object>(&Engine::submit_write))
         .def("submit_paged_writes",
-             [](Engine& engine,
-                uint64_t src,
-                const Pages& src_pages,
-                const MemoryRegionDescriptor& dst,
-                const Pages& dst_pages,
-                uint64_t page_bytes,
-                OptionalImm imm,
-                const Routing& routing,
-                std::optional<double> timeout_s,
-                const py::object& on_done) {
-                 OnDone told = to_on_done(engine, on_done);
-                 const py::gil_scoped_release release;
-                 return engine.submit_paged_writes(src,
-                                                   to_page_list(src_pages),
-                                                   dst,
-                                                   to_page_list(dst_pages),
-                                                   page_bytes,
-                                                   imm,
-                                                   to_routing(routing),
-                                                   to_limit(timeout_s),
-                                                   std::move(told));
-             })
+             submitting<uint64_t,
+                        Pages,
+                        MemoryRegionDescriptor,
+                        Pages,
+                        uint64_t,
+                        OptionalImm,
+                        Routing,
+                        Seconds,
+                        py::object>(&Engine::submit_paged_writes))
         .def("cancel", &Engine::cancel, Unlocked());
 }
 
 void bind_groups(py::module_& module, py::class_<Engine, EngineHolder>& engine) {
     py::class_<PeerGroup, std::shared_ptr<PeerGroup>>(module, "PeerGroup");
     engine.def("add_peer_group", &Engine::add_peer_group, Unlocked())
-        .def("submit_imm",
-             [](Engine& engine,
-                const MemoryRegionDescriptor& dst,
-                uint32_t imm,
-                std::optional<double> timeout_s,
-                const py::object& on_done) {
-                 OnDone told = to_on_done(engine, on_done);
-                 const py::gil_scoped_release release;
-                 return engine.submit_imm(dst, imm, to_limit(timeout_s), std::move(told));
-             })
+        .def("submit_imm", submitting<MemoryRegionDescriptor, uint32_t, Seconds, py::object>(&Engine::submit_imm))
         .def("submit_scatter",
-             [](Engine& engine,
-                const PeerGroup& group,
-                uint64_t src,
-                const std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>& slices,
-                OptionalImm imm,
-                const GroupRouting& routing,
-                std::optional<double> timeout_s,
-                const py::object& on_done) {
-                 OnDone told = to_on_done(engine, on_done);
-                 const py::gil_scoped_release release;
-                 std::vector<ScatterSlice> made;
-                 for (const auto& [bytes, from, to] : slices) made.push_back({bytes, from, to});
-                 return engine.submit_scatter(
-                     group, src, made, imm, to_routing(routing), to_limit(timeout_s), std::move(told));
-             })
+             submitting<PeerGroup, uint64_t, Slices, OptionalImm, GroupRouting, Seconds, py::object>(
+                 &Engine::submit_scatter))
         .def("submit_barrier",
-             [](Engine& engine,
-                const PeerGroup& group,
-                uint32_t imm,
-                const GroupRouting& routing,
-                std::optional<double> timeout_s,
-                const py::object& on_done) {
-                 OnDone told = to_on_done(engine, on_done);
-                 const py::gil_scoped_release release;
-                 return engine.submit_barrier(group, imm, to_routing(routing), to_limit(timeout_s), std::move(told));
-             });
+             submitting<PeerGroup, uint32_t, GroupRouting, Seconds, py::object>(&Engine::submit_barrier));
 }
 
 // As a view that ends with the call. Parts of it that are kept keep the buffer.
@@ -327,7 +295,7 @@ void bind_messages(py::class_<Engine, EngineHolder>& engine) {
     engine
         .def("submit_send",
              [](Engine& engine, const std::string& to, std::string payload, const py::object& on_done) {
-                 OnDone told = to_on_done(engine, on_done);
+                 OnDone told = to_engine(engine, on_done);
                  const py::gil_scoped_release release;
                  engine.submit_send(unpack_address(to), std::move(payload), std::move(told));
              })
