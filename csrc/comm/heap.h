@@ -13,6 +13,20 @@ namespace tracekern {
 
 constexpr uint32_t kMaxRanks = 64;  // ranks that share a heap
 
+// Lines of the cache, on which rows start and words stand alone.
+constexpr uint64_t kLineBytes = 128;
+
+// Stores that straddle lines are more messages on the link.
+TK_HOST_DEVICE constexpr uint64_t whole_lines(uint64_t bytes) {
+    return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
+}
+
+// A word that others spin on or write beside: on a line of its own, so that nobody else's traffic delays it.
+struct LineWord {
+    uint64_t word;
+    uint64_t rest[kLineBytes / sizeof(uint64_t) - 1];
+};
+
 struct alignas(4096) HeapControl {
     uint32_t abort;       // not 0: a wait of some rank ran out of time; every wait gives up
     uint64_t aborted_by;  // refusal << 32 | aborted_by, both as in FaultRecord: one word, so that they belong together

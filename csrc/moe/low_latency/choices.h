@@ -1,7 +1,6 @@
 // The experts that a token chose, as all kernels of the family read them.
 #pragma once
 
-#include "comm/report.h"
 #include "moe/low_latency/layout.h"
 
 namespace tracekern {

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "comm/context.h"
 #include "moe/config.h"
 #include "moe/experts.h"
-#include "moe/lines.h"
 #include "moe/low_latency/events.h"
 #include "moe/low_latency/launch.h"
 
@@ -62,11 +62,7 @@ struct LowLatencyLayout {
         const uint64_t stride = bf16_stride > fp8_stride ? bf16_stride : fp8_stride;
         LowLatencyLayout layout{};
         uint64_t cursor = first_byte;
-        const auto take = [&](uint64_t bytes) {
-            const uint64_t offset = cursor;
-            cursor += whole_lines(bytes);
-            return offset;
-        };
+        const auto take = [&](uint64_t bytes) { return std::exchange(cursor, cursor + whole_lines(bytes)); };
         const auto take_flags = [&](uint64_t count) { return take(kNumSlots * count * sizeof(uint64_t)); };
         layout.count_flags = take_flags(pairs);
         layout.result_flags = take_flags(pairs);

@@ -1,16 +1,43 @@
-// Where everything is: the symmetric part that peers write to, the workspace of one rank, and the kernels'
-// arguments. The one place for offsets; the host sizes its allocations with it and the kernels find their way with it.
+// The variants of the pipeline, and where everything is: the symmetric part that peers write to, the workspace of one
+// rank, and the kernels' arguments. The one place for offsets; the host sizes its allocations with it and the kernels
+// find their way with it.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "moe/config.h"
 #include "moe/context.h"
-#include "moe/lines.h"
 #include "moe/p2p/events.h"
-#include "moe/p2p/variants.h"
 
 namespace tracekern {
+
+// The steps of the design; those before `dedup` are kept for comparison (worklog/). All have the same result, bit by
+// bit, but for those that reduce at the experts: they round otherwise, and agree with each other.
+enum class P2PVariant : uint32_t { flag, token, fused, balanced, dedup, reduce, pipelined, overlapped };
+inline constexpr const char* kP2PVariantNames[] = {
+    "flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined", "overlapped"};
+
+// What the host has to know of a variant.
+struct P2PTraits {
+    bool deduplicated;        // a token goes once to each rank that has experts of it; a kernel sends and receives
+    bool reduces_at_experts;  // an expert's rank adds up its results of a token and sends one row
+    bool pipelined;           // one kernel: a partition of the tokens is on its way out while another one comes back
+    bool overlapped;          // kernels for each partition: experts compute one while others are on their way
+};
+inline constexpr P2PTraits kP2PTraits[] = {
+    {false, false, false, false},
+    {false, false, false, false},
+    {false, false, false, false},
+    {false, false, false, false},
+    {true, false, false, false},
+    {true, true, false, false},
+    {true, true, true, false},
+    {true, true, false, true},
+};
+constexpr const P2PTraits& traits_of(P2PVariant variant) {
+    return kP2PTraits[static_cast<uint32_t>(variant)];
+}
 
 // Precedes each row in the receive buffer of the worklog's variants.
 struct alignas(8) RowHeader {
@@ -81,11 +108,7 @@ struct P2PLayout {
         layout.num_counts = layout.num_cells + (traits.deduplicated ? layout.num_partitions : 0);
         const uint64_t results = uint64_t{shape.max_tokens} * layout.results_per_token;
         uint64_t cursor = sizeof(HeapControl);
-        const auto take = [&](uint64_t bytes) {
-            const uint64_t offset = cursor;
-            cursor += whole_lines(bytes);
-            return offset;
-        };
+        const auto take = [&](uint64_t bytes) { return std::exchange(cursor, cursor + whole_lines(bytes)); };
         layout.counts_stride = static_cast<uint32_t>(whole_lines(layout.num_counts * sizeof(uint64_t)));
         layout.count_flags = take(ranks * layout.counts_stride);
         layout.token_flags = take(ranks * layout.num_slots * sizeof(uint64_t));

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "comm/context.h"
 #include "moe/config.h"
-#include "moe/lines.h"
 #include "moe/two_hop/events.h"
 
 namespace tracekern {
@@ -152,11 +152,7 @@ struct TwoHopLayout {
         const uint64_t n = nodes.num_nodes, p = nodes.peers, num_local = shape.num_local_experts();
         TwoHopLayout layout{};
         uint64_t cursor = sizeof(HeapControl);
-        const auto take = [&](uint64_t bytes) {
-            const uint64_t offset = cursor;
-            cursor += whole_lines(bytes);
-            return offset;
-        };
+        const auto take = [&](uint64_t bytes) { return std::exchange(cursor, cursor + whole_lines(bytes)); };
         layout.counts_bytes = whole_lines((p + 1 + p * num_local) * sizeof(uint32_t));
         layout.peer_counts_bytes = whole_lines((n + num_local) * sizeof(uint32_t));
         layout.counts_out = take(2 * n * layout.counts_bytes);

@@ -1,7 +1,7 @@
 // What the variants of the worklog do, and how their warps share the work.
 #pragma once
 
-#include "moe/p2p/variants.h"
+#include "moe/p2p/layout.h"
 
 namespace tracekern {
 
