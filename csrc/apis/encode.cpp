@@ -134,18 +134,20 @@ public:
     std::vector<uint32_t> lanes_per_track() const { return encoder_->lanes_per_track(); }
 
 private:
-    static encode::SpanColumns check_spans(const py::dict& spans, const encode::TraceTables& tables) {
-        const auto start = column<int64_t>(spans, "start");
-        const py::ssize_t count = start.shape(0);
-        const auto track = column<int32_t>(spans, "track", count);
-        const auto event = column<int32_t>(spans, "event", count);
-        const auto launch = column<int32_t>(spans, "launch", count);
+    static encode::RowColumns check_rows(const py::dict& rows, py::ssize_t count, const encode::TraceTables& tables) {
+        const auto track = column<int32_t>(rows, "track", count);
+        const auto event = column<int32_t>(rows, "event", count);
+        const auto launch = column<int32_t>(rows, "launch", count);
         check_indices(track, 0, tables.tracks.size(), "track");
         check_indices(event, 0, tables.events.size(), "event");
         check_indices(launch, -1, tables.launches.size(), "launch");
-        return {track.data(),
-                event.data(),
-                launch.data(),
+        return {track.data(), event.data(), launch.data()};
+    }
+
+    static encode::SpanColumns check_spans(const py::dict& spans, const encode::TraceTables& tables) {
+        const auto start = column<int64_t>(spans, "start");
+        const py::ssize_t count = start.shape(0);
+        return {check_rows(spans, count, tables),
                 start.data(),
                 column<int64_t>(spans, "end", count).data(),
                 column<int64_t>(spans, "draw_end", count).data(),
@@ -160,15 +162,7 @@ private:
     static encode::MarkColumns check_marks(const py::dict& marks, const encode::TraceTables& tables) {
         const auto time = column<int64_t>(marks, "time");
         const py::ssize_t count = time.shape(0);
-        const auto track = column<int32_t>(marks, "track", count);
-        const auto event = column<int32_t>(marks, "event", count);
-        const auto launch = column<int32_t>(marks, "launch", count);
-        check_indices(track, 0, tables.tracks.size(), "track");
-        check_indices(event, 0, tables.events.size(), "event");
-        check_indices(launch, -1, tables.launches.size(), "launch");
-        return {track.data(),
-                event.data(),
-                launch.data(),
+        return {check_rows(marks, count, tables),
                 time.data(),
                 column<uint64_t>(marks, "payload", count).data(),
                 static_cast<size_t>(count)};

@@ -14,10 +14,14 @@ namespace tracekern::encode {
 
 constexpr int64_t kOpenEnd = -1;
 
-struct SpanColumns {
+// Of each row an index into the tables; launch: -1 for none.
+struct RowColumns {
     const int32_t* track;
     const int32_t* event;
     const int32_t* launch;
+};
+
+struct SpanColumns : RowColumns {
     const int64_t* start;
     const int64_t* end;       // kOpenEnd: never closed
     const int64_t* draw_end;  // where the picture ends it; equals `end` for closed spans
@@ -29,10 +33,7 @@ struct SpanColumns {
     size_t count;
 };
 
-struct MarkColumns {
-    const int32_t* track;
-    const int32_t* event;
-    const int32_t* launch;
+struct MarkColumns : RowColumns {
     const int64_t* time;
     const uint64_t* payload;
     size_t count;

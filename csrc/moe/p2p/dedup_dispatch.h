@@ -260,9 +260,10 @@ struct P2PDispatch : P2PKernelWithLists<P2PStage::dispatch> {
         const OwnPart own = part_of(warp);
         P2PContext<Rec> context(warp, args, trace, kStage, role_of(warp, own));
         if (is_count_block(warp) && args.partition == 0) exchange_counts(context);
-        if (!is_working_block(warp)) return;
-        if (own.in_first_half) send_rows(context, own.share, args.partition);
-        if (own.in_second_half) receive_rows(context, own.share);
+        if (is_working_block(warp)) {
+            if (own.in_first_half) send_rows(context, own.share, args.partition);
+            if (own.in_second_half) receive_rows(context, own.share);
+        }
     }
 };
 
