@@ -35,7 +35,12 @@ WAYS = [
 LENGTHS = [pytest.param(3, 25, id="short"), pytest.param(60, 200, id="long", marks=pytest.mark.soak)]
 """Rounds, calls of each thread in a round."""
 PLANTED = {
-    "two threads at a time": (RACES, "shared_loop.hpp", "if (!lock || !turn_) return false;", "if (!turn_) return false;"),
+    "two threads at a time": (
+        RACES,
+        "shared_loop.hpp",
+        "if (!lock || !turn_) return false;",
+        "if (!turn_) return false;",
+    ),
     "an arrival that orders nothing": (
         RACES,
         "imm_counters.hpp",
