@@ -30,7 +30,7 @@ inline void refuse_options_left(const pybind11::kwargs& options) {
     throw pybind11::type_error("unknown option " + name);
 }
 
-// The same for a member of a call's arguments: a number, or a pointer as an address.
+// Takes a member of a call's arguments: a number, or a pointer as an address.
 template <class Value>
 void take_member(pybind11::kwargs& options, Value& value, const char* name) {
     if constexpr (std::is_pointer_v<Value>) {

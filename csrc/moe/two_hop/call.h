@@ -53,9 +53,7 @@ TK_DEVICE bool is_called_off(TwoHopContext<Rec, Comm>& context) {
            lacks_rows(context);
 }
 
-// ---- that the call before is over at others ----
-//
-// That a call is over at others, so that the next one may write over what they read.
+// ---- that a call is over at others, so that the next one may write over what they read ----
 //
 // A rank raises a flag at all that write to it, those of its place in every node and the peers of its own, when its
 // kernels of call e - 1 have ended: with its counts in notify_dispatch of call e, or, where no counts are needed, in

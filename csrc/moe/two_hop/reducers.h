@@ -7,10 +7,10 @@
 
 namespace tracekern {
 
-// ---- the first sum ----
+// ---- both hops, where tokens were forwarded ----
 //
-// Combine, both hops, where tokens were forwarded: warps for each node add up what the peers of this one made of its
-// tokens, in fp32 and in the order of the peers, and send the sums there, rounded to bf16.
+// Warps for each node add up what the peers of this one made of its tokens, in fp32 and in the order of the peers, and
+// send the sums there, rounded to bf16.
 //
 // They take the tokens in turns, in the order in which they came. Each token waits for the peers that got it, and for
 // room in the ring to its node. Behind the slowest of a node's warps the last one sends whole chunks and gives slots
@@ -225,10 +225,10 @@ private:
     PerLane<uint32_t> returned_;      // heads that were returned
 };
 
-// ---- the second sum ----
+// ---- second hop, at the source ----
 //
-// Combine, second hop, at the source: receivers add up what came back for a token from all nodes, in fp32 and in the
-// order of the nodes, and a coordinator gives the rings' slots back.
+// Receivers add up what came back for a token from all nodes, in fp32 and in the order of the nodes, and a coordinator
+// gives the rings' slots back.
 //
 // Receivers take the channel's tokens in turns. A slot is free when all tokens up to its own were added up, by
 // whichever receiver: the coordinator goes through the tokens behind the slowest of them.
