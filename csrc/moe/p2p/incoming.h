@@ -12,7 +12,7 @@
 // about their order.
 #pragma once
 
-#include "moe/p2p/layout.h"
+#include "moe/p2p/call.h"
 
 namespace tracekern {
 
