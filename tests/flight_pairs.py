@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference

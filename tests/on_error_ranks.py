@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import tracekern
 from tests.sessions import launch
-from tracekern.comm.device import HostClock, HostDevice
+from tracekern.comm.devices.device import HostClock, HostDevice
 
 OWN_EXIT = 7
 LIMIT_S = 3

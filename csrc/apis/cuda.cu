@@ -136,7 +136,7 @@ void register_cuda(py::module_& extension) {
 #endif
     extension.def("device_error", &device_error, "What is wrong with the current device for good; empty: nothing.");
     extension.def("count_devices", &count_devices, "GPUs in sight. Makes no context.");
-    extension.def("device_facts", &facts_to_dict, "The current device, for tracekern.comm.preflight.");
+    extension.def("device_facts", &facts_to_dict, "The current device, for tracekern.comm.devices.preflight.");
     extension.def("driver_versions", [] {
         const DriverVersions versions = driver_versions();
         return std::pair{versions.driver, versions.runtime};

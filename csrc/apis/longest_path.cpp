@@ -1,4 +1,4 @@
-// Longest paths through the graph of a run, as tracekern/analysis/why/longest_path.py calls them. That file says what
+// Longest paths through the graph of a run, as tracekern/analysis/graph/longest_path.py calls them. That file says what
 // is meant, and has the same in Python.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// What is to be known of a GPU before kernels spin on it. tracekern/comm/preflight.py judges.
+// What is to be known of a GPU before kernels spin on it. tracekern/comm/devices/preflight.py judges.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// The contents of a profile buffer, bit by bit. tracekern/dump/format.py mirrors this file; tests/test_format.py
+// The contents of a profile buffer, bit by bit. tracekern/dump/format.py mirrors this file; tests/core/test_format.py
 // compares them.
 //
 // A launch owns one region: `num_tracks` headers, then `num_tracks` runs of `records_per_track` records of 16 bytes.

@@ -1,4 +1,4 @@
-// How a kernel writes its records. Tracing is a type: Recorder<false> costs nothing, see tests/test_zero_cost.py.
+// How a kernel writes its records. Tracing is a type: Recorder<false> costs nothing, see tests/moe/test_zero_cost.py.
 //
 //   template <class Rec>
 //   TK_DEVICE void my_kernel(Warp& warp, const MyArgs& args, typename Rec::Args trace) {

@@ -1,5 +1,5 @@
 // The parts of a segment that the host writes: what Python does, and csrc/tracekern_host.cpp for hosts without it.
-// tracekern/dump/format.py mirrors these tables and says what each field means; tests/test_format.py compares them.
+// tracekern/dump/format.py mirrors these tables and says what each field means; core/test_format.py compares them.
 #pragma once
 
 #include <cstddef>

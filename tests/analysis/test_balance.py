@@ -15,7 +15,6 @@ from timelines import COPY, EVENTS, SIGNAL, WAIT, make_rank, make_spans, make_ti
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.analysis.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.questions.balance import BYTES_OF_DTYPE, Balance, analyze_balance, load_imbalance
 from tracekern.moe.routing import draw_batch

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.paths import TRACES
-from tracekern.analysis.gantt import choose_spans
-from tracekern.timeline.iterations import find_iterations
+from tracekern.analysis.questions.gantt import choose_spans
+from tracekern.timeline.facts.iterations import find_iterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind
 

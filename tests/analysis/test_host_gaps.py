@@ -13,8 +13,8 @@ from scenarios_causes import CallScenario
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.analysis.host_gaps import MAX_LAUNCH_NS, host_gaps
-from tracekern.analysis.waits.event_graph import build_graph
+from tracekern.analysis.graph.events import build_graph
+from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS, host_gaps
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.model import ClockFit, EventClass, EventType, Spans, Timeline, Track, TrackKind
 

@@ -19,8 +19,8 @@ import tracekern
 from tests.captures import CaptureSpec, write_capture
 from tests.paths import ROOT
 from tests.timelines import make_timeline
-from tracekern.analysis.summary import EventSummary, summarize
-from tracekern.cli.info import print_summary
+from tracekern.analysis.questions.summary import EventSummary, summarize
+from tracekern.cli.commands.info import print_summary
 from tracekern.cli.options import check_folders, parse_host, parse_ranks, parse_window
 from tracekern.errors import BadInput
 from tracekern.formatting import duration

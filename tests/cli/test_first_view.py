@@ -19,7 +19,6 @@ from trace_processor import TraceProcessor, assert_no_loss
 from typer.testing import CliRunner
 
 from tests.paths import TRACES
-from tracekern.cli import open_trace
 from tracekern.cli.app import app
 from tracekern.cli.commands import open_trace
 from tracekern.export import labels

@@ -28,14 +28,12 @@ from waiting import LONG_S
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.cli import open_trace
 from tracekern.cli.app import app
 from tracekern.cli.commands import open_trace
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import prepare
 from tracekern.export.write import save
-from tracekern.timeline.join.side_by_side import side_by_side
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Timeline
 from tracekern.viewers import perfetto_ui

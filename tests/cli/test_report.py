@@ -19,7 +19,7 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overw
 from tests.paths import TRACES
 from tracekern.analysis.doubt import Blame, Interval
 from tracekern.analysis.findings import Findings, analyze
-from tracekern.analysis.gantt import choose_iterations
+from tracekern.analysis.questions.gantt import choose_iterations
 from tracekern.formatting import duration, percent
 from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.load import load

@@ -17,7 +17,7 @@ import pytest
 from test_cli import refused
 
 from tests.paths import ROOT
-from tracekern.cli.run_moe import _plans_of_all
+from tracekern.cli.commands.run_moe import _plans_of_all
 from tracekern.dump.format import SEGMENT_MAGIC
 from tracekern.moe.families import PLAIN_VARIANTS, VARIANTS
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.paths import ROOT
 from tests.sessions import launch
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump.reader import peek_metadata
 from tracekern.launcher.launch import launch_ranks
 from tracekern.record import attempt_choice
@@ -29,7 +29,7 @@ import os, signal, sys
 sys.path.insert(0, {root!r})
 import torch.distributed as dist
 from tests.flight_pairs import make_pair
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import CommTimeout
 from tracekern.record.session import capture
 

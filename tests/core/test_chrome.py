@@ -17,7 +17,7 @@ from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
 from tracekern.export import labels
 from tracekern.export.formats.chrome import _json, write_chrome
-from tracekern.timeline.counters import count_events
+from tracekern.timeline.facts.counters import count_events
 from tracekern.timeline.model import ClockFit, Timeline, TrackKind
 
 FLOWS_SQL = """

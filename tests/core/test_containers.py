@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.paths import ROOT
-from tracekern.comm.node import sees
+from tracekern.comm.ranks.node import sees
 from tracekern.files import mark_file
 from tracekern.segment.names import SHM_DIR
 from tracekern.timeline.load import load
@@ -23,7 +23,7 @@ import os, sys
 sys.path.insert(0, {root!r})
 import torch.distributed as dist
 from tests.flight_pairs import make_pair
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.record.session import capture
 dist.init_process_group("gloo")
 pipeline, call = make_pair(Group.discover(), timeout_s=30.0)

@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import CommandLine
 from tests.warm_command import command
-from tracekern.cli import run_moe as cli_run
+from tracekern.cli.commands import run_moe as cli_run
 from tracekern.errors import BadInput
 from tracekern.launcher.spawner import Spawner
 from tracekern.moe.workload.options import MoeRun

@@ -27,8 +27,9 @@ from tracekern.moe.experts import draw_experts
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.routing import draw_batch
 from tracekern.moe.shape import MoeShape
+from tracekern.moe.workload.options import MoeRun
 from tracekern.record.session import capture
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, unpack_field
 from tracekern.viewers.report.headlines import headlines

@@ -20,7 +20,7 @@ from tests import gpu_flight
 from tests.devices import require_gpus
 from tests.gpu_flight import NUM_RECYCLED, RING_SLOTS
 from tests.paths import ROOT
-from tracekern.analysis.hang import find_hang
+from tracekern.analysis.questions.hang import find_hang
 from tracekern.launcher.spawner import Spawner
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline

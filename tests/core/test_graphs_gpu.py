@@ -15,7 +15,7 @@ import torch
 
 from tests.devices import one_rank, require_gpus
 from tests.paths import TESTS
-from tracekern.comm.resident import Residents
+from tracekern.comm.ranks.resident import Residents
 from tracekern.dump.format import RECORD_BYTES
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput

@@ -22,8 +22,8 @@ from tests.kernels import TrackWriter
 from tests.on_error_ranks import IN_VAIN, LIMIT_S, OWN_EXIT
 from tests.paths import ROOT
 from tests.sessions import TABLE, launch
-from tracekern.comm.group import losing_peers
-from tracekern.comm.this_thread import rank_of_thread
+from tracekern.comm.devices.this_thread import rank_of_thread
+from tracekern.comm.ranks.group import losing_peers
 from tracekern.errors import BadInput, PeerLost
 from tracekern.launcher.launch import launch_ranks
 from tracekern.launcher.spawner import Spawner

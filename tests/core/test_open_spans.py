@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from tests.timelines import COPY, WAIT, make_rank, make_spans, timeline_of
-from tracekern.analysis.hang import find_hang
-from tracekern.analysis.time_shares import share_time
+from tracekern.analysis.questions.hang import find_hang
+from tracekern.analysis.questions.time_shares import share_time
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.timeline.facts.open_spans import end_waits, known_ends
 from tracekern.timeline.model import OPEN_END, EventClass, Timeline, TrackKind

@@ -14,8 +14,9 @@ from tracekern.analysis.doubt import blame_ranks
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.analysis.waits.matrix import wait_matrix
 from tracekern.analysis.waits.statistics import wait_statistics
-from tracekern.timeline.counters import count_events
-from tracekern.timeline.iterations import LaunchIterations
+from tracekern.timeline.facts.counters import count_events
+from tracekern.timeline.facts.iterations import LaunchIterations
+from tracekern.timeline.join.side_by_side import side_by_side
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, TrackKind
 from tracekern.timeline.select import select, take_spans

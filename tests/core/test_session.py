@@ -18,7 +18,7 @@ from tests.captures import EVENT_TABLE
 from tests.kernels import TrackWriter
 from tests.paths import ROOT
 from tests.sessions import TABLE, launch
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import peek_metadata, read_dump
 from tracekern.errors import BadInput

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 import torch.distributed as dist
 from tests.sessions import launch
-from tracekern.comm import group
+from tracekern.comm.ranks import group
 from tracekern.record import session
 {before}
 dist.init_process_group("gloo")

@@ -19,7 +19,7 @@ from test_resident import on_ranks
 import tracekern
 from tests.kernels import run_kernel
 from tests.sessions import TABLE
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.record import from_outside
 from tracekern.timeline.load import load
 

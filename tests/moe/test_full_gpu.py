@@ -11,8 +11,8 @@ import torch
 from toolchains import NVCC, ROOT, compile_cached
 
 from tests.devices import require_gpus
-from tracekern.comm.device import open_device
-from tracekern.comm.group import Group
+from tracekern.comm.devices.device import open_device
+from tracekern.comm.ranks.group import Group
 
 SHARED_LIBRARY = (*NVCC, "-shared", "-Xcompiler", "-fPIC")
 FULL_S = 3

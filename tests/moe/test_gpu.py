@@ -17,10 +17,8 @@ from tracekern.comm.ranks.group import Group
 from tracekern.dump.reader import read_dump
 from tracekern.errors import BadInput
 from tracekern.launcher.spawner import Spawner
-from tracekern.moe.options import MoeRun
+from tracekern.moe.calls.pipeline import SPARE_SMS
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
-from tracekern.moe.pipeline import SPARE_SMS
-from tracekern.moe.run import WORKER, run
 from tracekern.moe.shape import MoeShape
 from tracekern.moe.workload.options import MoeRun
 from tracekern.moe.workload.run import WORKER, run

@@ -9,7 +9,7 @@ import torch
 
 import tracekern
 from tests.devices import require_gpus
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.moe.gemm.experts import draw_int4_experts
 from tracekern.moe.p2p.pipeline import STAGES, P2PPipeline
 from tracekern.moe.routing import draw_batch

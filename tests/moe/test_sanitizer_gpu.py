@@ -12,7 +12,6 @@ import pytest
 from toolchains import ROOT, sanitizer
 
 from tests.devices import require_gpus
-from tracekern.moe.options import MoeRun
 from tracekern.moe.p2p.pipeline import STAGES
 from tracekern.moe.workload.options import MoeRun
 

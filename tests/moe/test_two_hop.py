@@ -15,7 +15,7 @@ from two_hop_check import Case, bring, dispatch, make_buffer, num_wrong, wanted
 
 import tracekern
 from tests.paths import ROOT
-from tracekern.comm.group import Group
+from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, CallBroken, CommTimeout
 from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.experts import draw_experts
