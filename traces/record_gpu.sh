@@ -1,10 +1,10 @@
 #!/bin/sh
 # Records traces of all GPUs of this machine, one rank a GPU, each with the machine and the date beside it:
-# traces/h200x8_pipelined, _reduce, _low_latency, _two_hop and _overlapped (calls back to back), _disturbed_host and _disturbed_link
-# (calls that hosts start one after the other, one host late or one link busy); or what the GPUs and their number are. Run behind
+# traces/h200x8_pipelined, _reduce, _low_latency, _two_hop and _overlapped (calls back to back) and _late_rank
+# (one rank begins each call late); or what the GPUs and their number are. Run behind
 # `make gpu-check`, which builds.
 #
-#   traces/record_gpu.sh [pipelined] [reduce] [low_latency] [two_hop] [overlapped] [disturbed]     all of them where none is named
+#   traces/record_gpu.sh [pipelined] [reduce] [low_latency] [two_hop] [overlapped] [late_rank]     all of them where none is named
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -50,10 +50,17 @@ overlapped() {
         --routing uniform --even --iterations 2
 }
 
-disturbed() {
-    command="python benchmarks/disturbed.py --ranks $ranks --tokens 64 --calls 5"
-    $python ${command#python } --keep build/disturbed
-    for which in "late host" "busy link"; do
+late_rank() {
+    directory=traces/${name}_late_rank
+    command="run moe --backend cuda --ranks $ranks --variant balanced --tokens 64 --hidden 7168 --experts 64 --topk 4 --routing uniform --even \
+--blocks 16 --warps 8 --iterations 20 --late-rank 1 --late-us 300 -o $directory"
+    rm -rf "$directory"
+    $python -m tracekern $command
+    describe "$directory" "tracekern $command"
+    echo "The kernels of rank 1 begin 300 us late in each call." >> "$directory/README.md"
+}
+
+for which in "late host" "busy link"; do
         directory=traces/${name}_disturbed_${which#* }
         rm -rf "$directory"
         mv "build/disturbed/$which" "$directory"
@@ -64,4 +71,4 @@ disturbed() {
     echo "Rank 0 copies to the GPU of rank 1 while calls run." >> "traces/${name}_disturbed_link/README.md"
 }
 
-for which in ${*:-pipelined reduce low_latency two_hop overlapped disturbed}; do $which; done
+for which in ${*:-pipelined reduce low_latency two_hop overlapped late_rank}; do $which; done
