@@ -60,15 +60,4 @@ late_rank() {
     echo "The kernels of rank 1 begin 300 us late in each call." >> "$directory/README.md"
 }
 
-for which in "late host" "busy link"; do
-        directory=traces/${name}_disturbed_${which#* }
-        rm -rf "$directory"
-        mv "build/disturbed/$which" "$directory"
-        $python -m tracekern export "$directory" -o "$directory/trace.pftrace.gz"
-        describe "$directory" "$command"
-    done
-    echo "The host of rank $((ranks - 1)) sleeps 300 us before each call." >> "traces/${name}_disturbed_host/README.md"
-    echo "Rank 0 copies to the GPU of rank 1 while calls run." >> "traces/${name}_disturbed_link/README.md"
-}
-
 for which in ${*:-pipelined reduce low_latency two_hop overlapped late_rank}; do $which; done
