@@ -106,7 +106,7 @@ def read(directory: Path) -> dict[str, Any]:
     import tracekern
     from tracekern.analysis.findings import analyze
     from tracekern.analysis.why.answer import MIN_SHARE
-    from tracekern.viewers.report.verdict import name_candidate
+    from tracekern.viewers.report.causes import name_candidate
 
     timeline = tracekern.load(directory)
     answer = analyze(timeline).answer

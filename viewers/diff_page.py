@@ -12,11 +12,11 @@ from tracekern.analysis.difference import Difference
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.statistics import PhaseStatistics, RunStatistics
 from tracekern.formatting import count, duration, escape, growth, metric_value, percent, sentence
+from tracekern.viewers.report.causes import name_candidate
 from tracekern.viewers.report.charts import grouped_bars, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Part, render, table
 from tracekern.viewers.report.headlines import headlines
 from tracekern.viewers.report.questions.time import TIME_PARTS
-from tracekern.viewers.report.verdict import name_candidate
 
 _MAX_PHASES = 14
 _MAX_COSTS = 8

@@ -115,7 +115,7 @@ def test_the_wait_that_is_followed_through_all_stages():
         for row in schedule.order.tolist()
         if (launches[row].name, launches[row].sequence) == ("dispatch_send", 0)
     }
-    (cause,) = findings.answer.causes
+    cause = findings.answer.costs[0]
     figures = [
         *(f"{(int(times[waits.row[longest]]) - first_ns) / 1e3:,.1f}" for times in (spans.start, spans.end)),
         *(f"{int(values[longest]) / 1e3:.1f}" for values in (waits.late_ns, waits.drain_ns)),

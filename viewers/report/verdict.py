@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.graph.events import BETWEEN_SPANS, NOT_STARTED
 from tracekern.analysis.questions.transfers import TransferBlame, blame_transfers
-from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.why.answer import MIN_SHARE, Answer, Cause, Silence
-from tracekern.analysis.why.candidates import Candidate, CauseKind
+from tracekern.analysis.why.candidates import CauseKind
+from tracekern.analysis.why.chance import MIN_ITERATIONS
 from tracekern.analysis.why.replays import Saving
-from tracekern.formatting import count, duration, factor, percent, sentence
+from tracekern.formatting import count, duration, percent, sentence
+from tracekern.viewers.report.causes import accuse, describe_half, describe_incident, name_candidate
 from tracekern.viewers.report.held_up import describe_held_up
 from tracekern.viewers.report.questions.transfers import describe_blame
 
-HOST_OR_KERNEL = "host or an unrecorded kernel"
-"""What a gap before a kernel may be where nothing says that it was the host."""
 ON_CPU = "the CPU backend shows order and coverage, never durations of a GPU"
 _ALONE = "One rank: no other to compare it with."
 _CONTRADICTED = "; doubtful, as waits ended before their signals began, and of links nothing is said"
+_MOST_INCIDENTS = 3
 _ROUNDING_NS = 2
 """A blame and both of its limits are whole ns."""
 
@@ -33,10 +32,14 @@ def verdict(findings: Findings) -> str:
     if len(findings.timeline.ranks) == 1 and not findings.absent:
         return _ALONE
     if not answer.causes:
-        return f"No cause is named: {_why_none(answer)}."
+        return f"No cause is named: {_why_none(findings)}."
     first = answer.causes[0]
+    if first.saving.whole_ns < MIN_SHARE * answer.makespan_ns:  # another one hides what it costs
+        both, last = name_candidate(answer.causes[1].candidate), answer.causes[-1]
+        saved = saved_of(answer, last.together_at_least_ns, last.together_ns)
+        return f"{accuse(first)} Without it and {both} the run would be {saved} shorter."
     saved = saved_of(answer, first.at_least_ns, first.saving.whole_ns)
-    return f"{_accuse(first)} The run would be {saved} shorter without{_mostly_in(first.saving)}."
+    return f"{accuse(first)} The run would be {saved} shorter without{_mostly_in(first.saving)}."
 
 
 def transfer_blames(findings: Findings) -> tuple[TransferBlame, ...]:
@@ -77,17 +80,14 @@ def evidence(findings: Findings) -> str:
     answer = findings.answer
     if not answer.causes:
         return _largest(answer)
-    first = answer.causes[0]
-    if first.evidence.event is not None:
-        return (
-            f"it happened once, in iteration {first.evidence.event.iteration}: "
-            f"{duration(first.evidence.event.excess_ns)} more than any other iteration shows"
-        )
-    each = f"{duration(first.saving.mean_ns)} ± {duration(first.saving.error_ns)} an iteration"
-    over = count(answer.num_iterations, "iteration")
-    things = "links" if first.candidate.kind is CauseKind.LINK else "ranks"
-    alike = f"{things} that are alike would differ by less than {duration(first.evidence.chance_ns)}"
-    return f"{each}, over {over}; {alike}{_CONTRADICTED if findings.is_contradicted else ''}"
+    first = answer.causes[0].finding
+    over = count(int(first.pattern.hits.sum()), "iteration")
+    things = "links" if answer.causes[0].candidate.kind.is_of_links else "ranks"
+    is_of_warps = answer.causes[0].candidate.kind in (CauseKind.PACE, CauseKind.AMOUNT, CauseKind.EXTRA)
+    warps = ", all warps together" if is_of_warps and answer.causes[0].excess.warp is None else ""
+    seen = f"{duration(first.excess_ns)} more than its peers{warps}, by the mean of {over}"
+    alike = f"{things} that are all alike show less than {duration(first.alike_ns)}"
+    return f"{seen}; {alike}{_CONTRADICTED if findings.is_contradicted else ''}"
 
 
 def following(findings: Findings) -> str:
@@ -97,6 +97,7 @@ def following(findings: Findings) -> str:
         f"{_name(cause)}: together {saved_of(answer, cause.together_at_least_ns, cause.together_ns)}"
         for cause in answer.causes[1:]
     ]
+    parts += [describe_incident(answer, incident) for incident in answer.incidents if answer.causes]
     if answer.causes and answer.even_hosts_ns > answer.causes[-1].together_ns:
         shorter = duration(answer.even_hosts_ns)
         parts.append(f"by an estimate, {shorter} shorter if all hosts took as long as the median one")
@@ -122,64 +123,37 @@ def charged(blame: Blame) -> str:
     return duration(blame.late_ns) + (f" ±{duration(largest)}" if largest > _ROUNDING_NS else "")
 
 
-def _accuse(cause: Cause) -> str:
-    """What the cause does, as a sentence."""
-    rank, excess = cause.candidate.rank, cause.excess
-    once = cause.evidence.event is not None
-    if cause.candidate.kind is CauseKind.LINK:
-        link = f"link {rank} → {cause.candidate.peer}"
-        return f"Messages on the {link} take {duration(excess.ns)} longer than on other links."
-    if cause.candidate.kind is CauseKind.HOST:
-        when = f"{duration(excess.ns)} after its peers{', once' if once else ''}"
-        if cause.is_host:
-            return f"Rank {rank}'s host {'launched' if once else 'launches'} {when}."
-        return f"Kernels of rank {rank} {'began' if once else 'begin'} {when} ({HOST_OR_KERNEL})."
-    if excess.phase is None or once:
-        what = f": {describe_phase(excess.phase)}" if excess.phase else ""
-        return f"Rank {rank} {'was slow once' if once else 'is slow'}{what}."
-    if excess.phase.event in (BETWEEN_SPANS, NOT_STARTED):
-        what = describe_phase(excess.phase)
-        return f"Rank {rank} is slow: what it does {what} takes {factor(excess.factor)} as long as at a peer."
-    if cause.candidate.kind is CauseKind.AMOUNT:
-        return f"Rank {rank} has more work: {factor(excess.factor)} as many {excess.phase} as a peer."
-    return f"Rank {rank} is slow: each {excess.phase} takes {factor(excess.factor)} as long as at a peer."
-
-
-def describe_phase(phase: Phase) -> str:
-    """ "dispatch.copy_token", "between the spans of dispatch"."""
-    outside = {BETWEEN_SPANS: "between the spans of", NOT_STARTED: "before the first span of"}
-    return f"{outside[phase.event]} {phase.stage or 'no kernel'}" if phase.event in outside else str(phase)
-
-
 def _name(cause: Cause) -> str:
     """ "then rank 0's host"."""
     return f"then {name_candidate(cause.candidate, cause.is_host)}"
 
 
-def name_candidate(candidate: Candidate, is_host: bool = False) -> str:
-    """ "rank 3's slower work", "rank 0's gaps before kernels", "the link 0 → 3"."""
-    if candidate.kind is CauseKind.LINK:
-        return f"the link {candidate.rank} → {candidate.peer}"
-    things = {CauseKind.PACE: "slower work", CauseKind.AMOUNT: "additional work", CauseKind.HOST: "gaps before kernels"}
-    return f"rank {candidate.rank}'s {'host' if is_host else things[candidate.kind]}"
-
-
-def _why_none(answer: Answer) -> str:
+def _why_none(findings: Findings) -> str:
+    answer = findings.answer
     number = count(answer.num_iterations, "iteration")
     if answer.silence is Silence.NO_COST:
         return answer.note
     if answer.silence is Silence.CPU:
         return ON_CPU
     if answer.silence is Silence.FEW_ITERATIONS:
-        return f"{number} on record can be described, not judged"
-    return f"over {number}, no rank and no link costs more than chance explains"
+        return f"{number} on record are too few to judge, {MIN_ITERATIONS} would do"
+    if answer.silence is Silence.HALF:
+        seen = "; ".join(describe_half(cause, len(findings.timeline.ranks)) for cause in answer.halves)
+        return f"{seen}, and nothing says which of them are as they should be"
+    if answer.incidents:
+        seen = "; ".join(describe_incident(answer, incident) for incident in answer.incidents[:_MOST_INCIDENTS])
+        return f"no habit is shown. {sentence(seen)[:-1]}"
+    least = f"{100 * MIN_SHARE:.0f} % of the run"
+    return f"over {number}, no rank and no link takes longer than chance explains and costs {least}"
 
 
 def _largest(answer: Answer) -> str:
-    if answer.note:
+    if answer.note or answer.incidents:
         return ""
     if not answer.costs or answer.costs[0].saving.whole_ns <= 0:
         return "no single rank or link would shorten the run by working like its peers"
+    if answer.halves:
+        return f"alike, they would save {saved_of(answer, None, answer.halves[-1].together_ns)}"
     first = answer.costs[0]
     saved_ns = first.saving.whole_ns
     return (

@@ -9,12 +9,15 @@ happened; docs/analysis.md walks through an example.
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracekern.analysis.graph.asks import RUN_STARTS, Asks, find_asked
 from tracekern.analysis.graph.events import EventGraph, Schedule
+from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.formatting import brief
@@ -413,6 +416,8 @@ def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gap
     since = np.where(overlaps, schedule.start[before], schedule.end[before])
     node = np.where(overlaps, 1 + before, 1 + count + before)
     gap = edges.add(EdgeKind.GAP, node, 1 + following, schedule.start[following] - since)
+    joined, joining, least_ns = _joins(schedule, ahead)
+    edges.add(EdgeKind.GAP, 1 + count + joined, 1 + joining, least_ns)
     first = shown[ahead[shown] < 0]
     start_ns = int(schedule.start[shown].min())
     begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
@@ -430,18 +435,48 @@ def launches_ahead(schedule: Schedule) -> Int64:
     streams that ended later and still before it began, as where an event orders streams. -1 for none.
     """
     ahead: Int64 = schedule.before.copy()
+    for launch, before in _ended_before(schedule):
+        until = np.where(ahead[launch] >= 0, schedule.end[ahead[launch]], _NEVER)
+        later = before[schedule.end[before] > until]
+        ahead[launch[schedule.end[before] > until]] = later
+    return ahead
+
+
+def _ended_before(schedule: Schedule) -> Iterator[tuple[Int64, Int64]]:
+    """Yields, by pairs of streams of a rank, launches of one and the last of the other that ended before each began."""
     shown = schedule.order
     for rank in np.unique(schedule.rank[shown]).tolist():
         own = shown[schedule.rank[shown] == rank]
-        if len(np.unique(schedule.stream[own])) < 2:
-            continue
-        ended = own[np.argsort(schedule.end[own], kind="stable")]
-        place = np.searchsorted(schedule.end[ended], schedule.start[own], side="right") - 1
-        other = np.where(place >= 0, ended[place], -1)
-        before = schedule.before[own]
-        until = np.where(before >= 0, schedule.end[before], _NEVER)
-        ahead[own] = np.where((other >= 0) & (schedule.end[other] > until), other, before)
-    return ahead
+        streams = [own[schedule.stream[own] == stream] for stream in np.unique(schedule.stream[own])]
+        for one, other in itertools.permutations(streams, 2):
+            ended = other[np.argsort(schedule.end[other], kind="stable")]
+            place = np.searchsorted(schedule.end[ended], schedule.start[one], side="right") - 1
+            yield one[place >= 0], ended[place[place >= 0]]
+
+
+def _joins(schedule: Schedule, ahead: Int64) -> tuple[Int64, Int64, Float64]:
+    """([n] launch, [n] a later one that may wait for it as well, [n] ns from the end of one to the start of the other).
+
+    They are the other launches that had ended on each stream, its own included. It begins as soon after them as its
+    stage ever began after another kernel. Which events a stream waits for is not on record: a stage counts as waiting
+    for one of another stream if it begins soon after it at least once.
+    """
+    pairs = [(launch, before) for launch, before in _ended_before(schedule)]
+    if not pairs:
+        none = np.empty(0, np.int64)
+        return none, none, none.astype(float)
+    follows = schedule.order[schedule.before[schedule.order] >= 0]
+    pairs.append((follows, schedule.before[follows]))
+    launch, before = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    is_behind = schedule.start[launch] >= schedule.end[before]
+    launch, before = launch[is_behind], before[is_behind]
+    gap = schedule.start[launch] - schedule.end[before]
+    stages = group_rows(len(gap), schedule.stage[launch])
+    kinds = group_rows(len(gap), schedule.stage[before], schedule.stage[launch])
+    soonest = -stages.largest(-gap)[stages.group]
+    is_own = schedule.stream[launch] == schedule.stream[before]
+    kept = (is_own | (-kinds.largest(-gap)[kinds.group] <= MAX_LAUNCH_NS)) & (before != ahead[launch])
+    return before[kept], launch[kept], soonest[kept].astype(float)
 
 
 def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> tuple[Int64, int]:

@@ -1,8 +1,8 @@
 """What a run would save without each of its causes, and which of them the record shows beyond chance.
 
-A cause costs time: the run is replayed with the times of one rank, or link, swapped for those of a peer, and everything
-that waited for them worked out anew. Causes can hide each other, so they are taken out one after the other along the
-critical path, and only those are kept that are needed together.
+Who takes longer than its peers is measured iteration by iteration and tested against chance (chance.py). What that
+costs is another question: the run is replayed without it, and everything that waited for it worked out anew. What is
+found is taken out, and the search goes on in what is left.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import ends_of_iterations
 from tracekern.analysis.graph.moments import Moments
 from tracekern.analysis.waits.analyze import Waits
-from tracekern.analysis.why.candidates import MAX_PEERS, Candidate, Candidates, CauseKind, Excess
-from tracekern.analysis.why.evidence import Evidence, weigh
+from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
+from tracekern.analysis.why.chance import MIN_ITERATIONS, Finding, search
+from tracekern.analysis.why.incidents import MIN_FOR_INCIDENTS, find_incident
 from tracekern.analysis.why.replays import Replays, Saving
 from tracekern.formatting import brief, percent
 from tracekern.timeline.facts.iterations import Iterations
@@ -26,13 +27,9 @@ from tracekern.timeline.select import Window
 
 MIN_SHARE = 0.01
 """A cause is named from this share of the run on, however sure it is."""
-_MOST_NAMED = 4
-_TRIED_AT_ONCE = 4
-_WORTH_TRYING = 0.005
-"""A candidate has at least this share of the critical path."""
-_LOSS = 0.002
-"""Differences below this share of the run count as none."""
-_MIN_ITERATIONS = 3
+_MOST_OF_MEASURE, _MOST_INCIDENTS = 8, 12
+_MAX_OF_KIND = 4
+"""Ranks, or links, of each kind whose cost is worked out whether they are named or not."""
 _MOST_UNMATCHED = 0.1
 """Largest share of all waiting that nothing on record ended. With more, a replay would miss what held the run up."""
 
@@ -46,7 +43,11 @@ class Silence(enum.Enum):
     """The CPU backend shows order and coverage, never durations."""
     FEW_ITERATIONS = "few iterations"
     ALIKE = "alike"
-    """Nothing costs MIN_SHARE of the run and stands out."""
+    """Nobody takes longer than chance explains."""
+    SMALL = "small"
+    """What does costs less than MIN_SHARE of the run."""
+    HALF = "half"
+    """It is half of the ranks or more: which of them are as they should be is not on record."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Cost:
 
     candidate: Candidate
     saving: Saving
-    evidence: Evidence
-    """Evidence from what it saves in each iteration."""
+    excess_ns: float
+    """How much longer it took than its peers, by the mean of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Cause:
     candidate: Candidate
     saving: Saving
     """At most, without this cause alone: hosts ask for a kernel as long after the one before it ended as they did."""
+    finding: Finding
     at_least_ns: float | None
     """Saving of the whole run if hosts that ran ahead ask when they did; None if that is not on record."""
     together_ns: float
@@ -74,8 +76,21 @@ class Cause:
     excess: Excess
     is_host: bool
     """Whether the record shows that it was mostly the host, and no unrecorded kernel; only for kind HOST."""
-    evidence: Evidence
-    """Evidence from what it saves in each iteration once the other causes are taken out."""
+
+    @property
+    def excess_ns(self) -> float:
+        return self.finding.excess_ns
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What happened in a few iterations only: a cost and a place, no habit."""
+
+    candidate: Candidate
+    iterations: tuple[int, ...]
+    saving: Saving
+    excess_ns: float
+    """The smallest of its excesses over its peers."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +102,17 @@ class Answer:
     """Largest first."""
     num_iterations: int
     costs: tuple[Cost, ...]
-    """Costs of all candidates that were tried, largest first, named or not."""
+    """Costs of single ranks and links that exceed their peers most, largest first, named or not."""
     even_hosts_ns: float
     """An estimate: how much shorter the run would be with the gaps before all kernels at the median of the ranks."""
     silence: Silence | None
     """Why there are no causes; None where there are."""
     note: str
     """Why there is no cost; "" where there is."""
+    halves: tuple[Cause, ...] = ()
+    """What half of the ranks or more have in common, and no node tells apart."""
+    incidents: tuple[Incident, ...] = ()
+    """Largest first."""
 
     __repr__ = brief
 
@@ -125,7 +144,7 @@ def explain(
         Replays(moments, graph.schedule.order, ends, weight)
         for weight in (run_graph.counted, run_graph.asks.weight(run_graph.counted))
     )
-    candidates = Candidates(timeline, graph, waits, run_graph, iterations.of_launch)
+    candidates = Candidates(timeline, graph, waits, run_graph, ends)
     return _Inquiry(timeline, replays, own_hosts if run_graph.asks.is_complete else None, candidates).answer()
 
 
@@ -142,156 +161,152 @@ def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str
     return "" if window is None else "what a cause costs is said of the whole run, not of a window"
 
 
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What stands out, and the run without it."""
+
+    candidate: Candidate
+    finding: Finding
+    warp: int
+    """See Pieces.writer; -1: all."""
+    change: Float64
+    alone: Saving
+
+
 class _Inquiry:
     def __init__(self, timeline: Timeline, replays: Replays, own_hosts: Replays | None, candidates: Candidates) -> None:
         """own_hosts: the same run with times of their own for hosts that run ahead, where these are on record."""
         self._timeline, self._replays, self._candidates, self._own_hosts = timeline, replays, candidates, own_hosts
         self._unchanged = np.zeros(replays.num_edges)
         # Where clocks contradict the messages, how long these took is not on record.
-        is_contradicted = any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
-        self._kinds = [kind for kind in CauseKind if not (kind is CauseKind.LINK and is_contradicted)]
-        self._tick_ns = max(rank.resolution_ns for rank in timeline.ranks)
-        self._alone: dict[Candidate, Saving] = {}
+        self._with_links = not any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
+        self._worth_ns = MIN_SHARE * replays.makespan_ns
 
     def answer(self) -> Answer:
-        path = self._replays.critical_path(self._unchanged)
-        for kind in self._kinds:
-            for _, candidate in self._candidates.on_path(kind, path):
-                self._alone[candidate] = self._mean_saving(candidate)
-        even_hosts_ns = self._replays.saved(self._candidates.table.even_gaps()).whole_ns
+        costs = self._costs()
+        even_hosts_ns = self._replays.saved(self._candidates.table.hosts.even()).whole_ns
+        incidents = self._incidents()
         silence = self._why_nobody()
-        causes = () if silence else self._name()
-        silence = silence or (None if causes else Silence.ALIKE)
-        num_iterations = self._replays.num_iterations
-        return Answer(self._replays.makespan_ns, causes, num_iterations, self._costs(), even_hosts_ns, silence, "")
-
-    def _costs(self) -> tuple[Cost, ...]:
-        costs = list[Cost]()
-        for kind in self._kinds:
-            savings = {one: saving for one, saving in self._alone.items() if one.kind is kind}
-            costs += [Cost(one, saving, self._stands_out(one, savings)) for one, saving in savings.items()]
-        return tuple(sorted(costs, key=lambda cost: -cost.saving.whole_ns))
+        found = [] if silence else self._find()
+        kept = self._worth_naming(found)
+        halves = [one for one in kept if self._is_half(one, kept)]
+        causes = self._causes([one for one in kept if one not in halves])
+        if not causes and silence is None:
+            silence = Silence.HALF if halves else Silence.SMALL if found else Silence.ALIKE
+        return Answer(
+            self._replays.makespan_ns,
+            causes,
+            self._replays.num_iterations,
+            costs,
+            even_hosts_ns,
+            None if causes else silence,
+            "",
+            self._causes(halves),
+            incidents,
+        )
 
     def _why_nobody(self) -> Silence | None:
         """Why nobody may be named, whatever it costs."""
         if any(rank.backend == "cpu" for rank in self._timeline.ranks):
             return Silence.CPU
-        return Silence.FEW_ITERATIONS if self._replays.num_iterations < _MIN_ITERATIONS else None
+        return Silence.FEW_ITERATIONS if self._replays.num_iterations < MIN_ITERATIONS else None
 
-    def _mean_saving(self, candidate: Candidate) -> Saving:
-        """Alone, the mean over its peers: each has noise of its own."""
-        found = [self._replays.saved(change) for change in self._candidates.changes(candidate)]
-        return Saving(
-            float(np.mean([saving.whole_ns for saving in found])),
-            np.mean([saving.by_iteration for saving in found], axis=0),
-        )
+    def _costs(self) -> tuple[Cost, ...]:
+        everything = np.ones(max(self._replays.num_iterations, 1), bool)
+        found = [
+            Cost(one, self._replays.saved(self._candidates.without(one, everything)), excess_ns)
+            for excess_ns, one in self._candidates.costliest(_MAX_OF_KIND, self._with_links)
+        ]
+        return tuple(sorted(found, key=lambda cost: -cost.saving.whole_ns))
 
-    def _name(self) -> tuple[Cause, ...]:
-        """The candidates that are needed together, without those that chance may explain."""
-        chosen = self._needed(self._in_turn())
-        while chosen:
-            weighed = [(candidate, *self._weigh(candidate, chosen)) for candidate in chosen]
-            kept = {one: chosen[one] for one, saving, found in weighed if self._counts(saving, found)}
-            if len(kept) == len(chosen):
-                return self._causes(weighed, chosen)
-            chosen = kept
-        return ()
+    def _incidents(self) -> tuple[Incident, ...]:
+        """What happened in a few iterations, which are then taken out of all that is compared."""
+        found = list[Incident]()
+        while self._replays.num_iterations >= MIN_FOR_INCIDENTS and len(found) < _MOST_INCIDENTS:
+            seen = find_incident(self._candidates.measures(self._with_links))
+            if seen is None:
+                break
+            candidate, hits = self._candidates.candidate(seen), seen.pattern.hits
+            change = self._candidates.without(candidate, hits, warp=self._candidates.warp(seen))
+            saving = self._replays.saved(change)
+            self._candidates.take_out(candidate, hits, is_incident=True)
+            if saving.whole_ns >= self._worth_ns:
+                iterations = tuple(np.flatnonzero(hits).tolist())
+                found.append(Incident(candidate, iterations, saving, seen.excess_ns))
+        return tuple(sorted(found, key=lambda one: -one.saving.whole_ns))
 
-    def _counts(self, saving: Saving, evidence: Evidence) -> bool:
-        return saving.whole_ns >= MIN_SHARE * self._replays.makespan_ns and evidence.stands_out
-
-    def _in_turn(self) -> dict[Candidate, Float64]:
-        """Takes out what the critical path would be most shorter without, then looks at the path that is left."""
-        chosen: dict[Candidate, Float64] = {}
-        makespan_ns, total = self._replays.makespan_ns, self._unchanged
-        saved_ns = 0.0
-        for _ in range(_MOST_NAMED):
-            path = self._replays.critical_path(total)
-            gains = [
-                gain for kind in self._kinds for gain in self._candidates.on_path(kind, path) if gain[1] not in chosen
-            ]
-            gains = sorted(gains, key=lambda gain: -gain[0])[:_TRIED_AT_ONCE]
-            for gain_ns, candidate in gains:
-                if gain_ns < _WORTH_TRYING * makespan_ns:
-                    return chosen
-                change = self._candidates.changes(candidate, most=1)[0]
-                together_ns = self._replays.saved(total + change).whole_ns
-                if together_ns >= saved_ns - _LOSS * makespan_ns:
-                    chosen[candidate], total, saved_ns = change, total + change, together_ns
+    def _find(self) -> list[_Found]:
+        """All that stands out, measure by measure; each is taken out before the next search."""
+        found = dict[Candidate, _Found]()
+        for number in range(len(self._candidates.measures(self._with_links))):
+            for seed in range(_MOST_OF_MEASURE):
+                seen = search(self._candidates.measures(self._with_links)[number], seed)
+                if seen is None or not seen.stands_out:
                     break
-            else:
-                return chosen
-        return chosen
+                candidate, hits = self._candidates.candidate(seen), seen.pattern.hits
+                if candidate in found:  # what is left of it
+                    self._candidates.take_out(self._candidates.candidate(seen, as_measured=True), hits)
+                    continue
+                warp = self._candidates.warp(seen)
+                change = self._candidates.without(candidate, hits, warp=warp)
+                if candidate.kind.is_of_links:  # a rank's links may be one that was found, and little more
+                    for other in found.values():
+                        change[other.change != 0] = 0
+                self._candidates.take_out(candidate, hits)
+                found[candidate] = _Found(candidate, seen, warp, change, self._replays.saved(change))
+        return list(found.values())
 
-    def _needed(self, chosen: dict[Candidate, Float64]) -> dict[Candidate, Float64]:
-        """Leaves out, first those taken out last, what the others save as much without."""
-        kept = dict(chosen)
-        for candidate in reversed(chosen):
-            rest = {one: change for one, change in kept.items() if one != candidate}
-            if (
-                kept
-                and self._together(kept).whole_ns - self._together(rest).whole_ns < _LOSS * self._replays.makespan_ns
-            ):
-                kept = rest
-        return kept
+    def _worth_naming(self, found: list[_Found]) -> list[_Found]:
+        """Those that cost enough: alone, or beside the others, where causes hide each other. Largest first."""
+        together_ns = self._together(found)
+        kept = [
+            one
+            for one in found
+            if one.alone.whole_ns >= self._worth_ns
+            or together_ns - self._together([other for other in found if other is not one]) >= self._worth_ns
+        ]
+        return sorted(kept, key=lambda one: -one.alone.whole_ns)
 
-    def _together(self, chosen: dict[Candidate, Float64]) -> Saving:
-        return self._replays.saved(sum(chosen.values(), self._unchanged))
+    def _is_half(self, one: _Found, kept: list[_Found]) -> bool:
+        """Whether it, or all that is found of its kind, is half of the ranks or more, without being a node."""
+        if one.candidate.kind.is_of_links or one.candidate.node:
+            return False
+        num_ranks = len(self._timeline.ranks)
+        if len(one.candidate.ranks) > 1 and 2 * len(one.candidate.ranks) >= num_ranks:
+            return True
+        same = [other.candidate for other in kept if other.candidate.kind is one.candidate.kind]
+        members = {rank for candidate in same if not candidate.node for rank in candidate.ranks}
+        return len(members) > 1 and 2 * len(members) > num_ranks
 
-    def _weigh(self, candidate: Candidate, chosen: dict[Candidate, Float64]) -> tuple[Saving, Evidence]:
-        """(what it saves beyond the other causes, whether that is more than others of its kind would save)"""
-        rest = {one: change for one, change in chosen.items() if one != candidate}
-        before, total = self._together(rest), sum(rest.values(), self._unchanged)
-        members = [one for one in self._alone if one.kind is candidate.kind and one not in rest]
-        if candidate not in members:
-            members.append(candidate)
-        if rest:
-            savings = {
-                one: self._replays.saved(total + change) - before
-                for one in members
-                for change in self._candidates.changes(one, most=1)
-            }
-        else:
-            savings = {one: self._alone.get(one) or self._mean_saving(one) for one in members}
-        return savings[candidate], self._stands_out(candidate, savings)
+    def _together(self, found: list[_Found]) -> float:
+        return self._replays.saved(sum((one.change for one in found), self._unchanged)).whole_ns
 
-    def _stands_out(self, candidate: Candidate, savings: dict[Candidate, Saving]) -> Evidence:
-        """savings: of candidates of its kind. Those that are not among them save nothing."""
-        is_link = candidate.kind is CauseKind.LINK
-        num_members = self._candidates.links.num_links if is_link else len(self._timeline.ranks)
-        table = np.zeros((max(num_members, len(savings)), self._replays.num_iterations))
-        table[: len(savings)] = [saving.by_iteration for saving in savings.values()]
-        return weigh(table, list(savings).index(candidate), self._tick_ns)
-
-    def _causes(
-        self, weighed: list[tuple[Candidate, Saving, Evidence]], chosen: dict[Candidate, Float64]
-    ) -> tuple[Cause, ...]:
-        for one in chosen:
-            self._alone.setdefault(one, self._mean_saving(one))
-        ordered = sorted(weighed, key=lambda entry: -self._alone[entry[0]].whole_ns)
-        causes, taken = list[Cause](), dict[Candidate, Float64]()
-        for candidate, _, evidence in ordered:
-            path = self._replays.critical_path(sum(taken.values(), self._unchanged))
-            taken[candidate] = chosen[candidate]
-            saving, together_ns = self._alone[candidate], self._together(taken).whole_ns
+    def _causes(self, found: list[_Found]) -> tuple[Cause, ...]:
+        causes = list[Cause]()
+        for number, one in enumerate(found, 1):
+            hits, together_ns = one.finding.pattern.hits, self._together(found[:number])
             causes.append(
                 Cause(
-                    candidate,
-                    saving,
-                    self._at_least([candidate], saving.whole_ns, MAX_PEERS),
+                    one.candidate,
+                    one.alone,
+                    one.finding,
+                    self._at_least([one], one.alone.whole_ns),
                     together_ns,
-                    self._at_least(list(taken), together_ns, most_peers=1),
-                    self._candidates.describe(candidate, path, evidence.event.iteration if evidence.event else None),
-                    candidate.kind is CauseKind.HOST and self._candidates.is_host(candidate.rank),
-                    evidence,
+                    self._at_least(found[:number], together_ns),
+                    self._candidates.describe(one.candidate, hits, one.warp),
+                    one.candidate.kind is CauseKind.HOST and self._candidates.is_host(one.candidate, hits),
                 )
             )
         return tuple(causes)
 
-    def _at_least(self, taken: list[Candidate], most_ns: float, most_peers: int) -> float | None:
+    def _at_least(self, found: list[_Found], most_ns: float) -> float | None:
         """What the run would save without these, if hosts that ran ahead asked when they did."""
+        if all(one.candidate.kind is CauseKind.EXTRA for one in found):
+            return most_ns  # what is not launched needs no host
         if self._own_hosts is None:
             return None
-        by_peer = zip(*(self._candidates.changes(one, most_peers, own_hosts=True) for one in taken), strict=False)
-        saved = [self._own_hosts.saved(sum(changes, self._unchanged)).whole_ns for changes in by_peer]
-        return min(max(float(np.mean(saved)), 0.0), most_ns)
+        changes = (
+            self._candidates.without(one.candidate, one.finding.pattern.hits, own_hosts=True, warp=one.warp)
+            for one in found
+        )
+        return min(max(self._own_hosts.saved(sum(changes, self._unchanged)).whole_ns, 0.0), most_ns)

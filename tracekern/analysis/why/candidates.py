@@ -1,23 +1,26 @@
-"""What could be to blame for the length of a run, and what would change without it."""
+"""What could be to blame for the length of a run: how much it exceeds its peers, and the run without it."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.waits.analyze import Phase, Waits
-from tracekern.analysis.why.links import Links
-from tracekern.analysis.why.peers import PeerTable
-from tracekern.timeline.model import Float64, Int32, Int64, Timeline
+from tracekern.analysis.why.chance import Finding, Measure, Pattern, beside_peers
+from tracekern.analysis.why.links import Links, Route
+from tracekern.analysis.why.outside_spans import longest_gap
+from tracekern.analysis.why.peers import Part, PeerTable
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
-MAX_OF_KIND = 8
-"""Ranks, or links, of each kind that are looked at: those that have most on the critical path."""
-MAX_PEERS = 3
+_MOST, _NEARLY_ALL = 0.6, 0.8
+_WARP = "warp"
+"""Measure of single warps, whose finding is of kind PACE."""
 
 
 class CauseKind(enum.Enum):
@@ -25,10 +28,20 @@ class CauseKind(enum.Enum):
     """Each piece of a rank's work takes longer than at its peers."""
     AMOUNT = "amount"
     """A rank has more pieces of work."""
+    EXTRA = "extra"
+    """A rank does what no other rank does."""
     HOST = "host"
     """More time passes before a rank's kernels."""
     LINK = "link"
     """Messages of a link take longer than those of other links."""
+    LINKS_OUT = "links_out"
+    """So do those of all links out of a rank, ..."""
+    LINKS_IN = "links_in"
+    """... or into it."""
+
+    @property
+    def is_of_links(self) -> bool:
+        return self in (CauseKind.LINK, CauseKind.LINKS_OUT, CauseKind.LINKS_IN)
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,14 @@ class Candidate:
     """The rank; the source of a link."""
     peer: int = -1
     """The destination of a link; else -1."""
+    others: tuple[int, ...] = ()
+    """More ranks of which the same is true."""
+    node: str = ""
+    """The node, where all of its ranks, and no others, are meant."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.rank, *self.others
 
 
 @dataclass(frozen=True)
@@ -45,74 +66,225 @@ class Excess:
     """How far a cause exceeds its peers."""
 
     ns: float
-    """How much later a host is in the median iteration, or in its only one; how much longer a link takes a message."""
+    """How much later a host is in the median iteration; how much longer a link takes a message; else 0."""
     factor: float
     """How many times as long each piece of work takes, or as many pieces there are, ..."""
     phase: Phase | None
-    """... in the phase that has most to gain; None where there is none."""
+    """... in the phase that most of the excess is of; None where there is none."""
+    warp: tuple[int, int] | None = None
+    """(block, warp) of the only one that takes longer; None where it is not one alone."""
+    between: tuple[str, str] | None = None
+    """Events that time outside of spans lies between: "" for the begin or the end of the kernel."""
 
 
 class Candidates:
-    """Makes the changes of the run graph's edges, [num_edges] ns, that take a candidate out."""
+    """The excess of all ranks and links over their peers, without what has been taken out so far."""
 
     def __init__(
-        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, of_launch: Int32
+        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
     ) -> None:
-        """of_launch: [num_launches] iteration of each; -1 for none."""
-        self.table = PeerTable(timeline, graph, waits, run_graph, of_launch)
-        self.links = Links(timeline, waits, run_graph)
-        self._phases = graph.phases
-
-    def changes(self, candidate: Candidate, most: int = MAX_PEERS, own_hosts: bool = False) -> list[Float64]:
-        """One for each of up to `most` peers, those whose sums are nearest to the median first. Empty where nothing
-        differs. own_hosts: of Asks.weight()."""
-        if candidate.kind is CauseKind.LINK:
-            return [self.links.as_others(candidate.rank, candidate.peer)]
-        change, totals = self._of_kind(candidate.kind)
-        if own_hosts and candidate.kind is CauseKind.HOST:
-            change = self.table.asks
-        column = self.table.ranks.index(candidate.rank)
-        found = (change(column, peer) for peer in _peers_of(totals, column)[:most])
-        return [one for one in found if one is not None]
-
-    def on_path(self, kind: CauseKind, path: Int64) -> list[tuple[float, Candidate]]:
-        """(how much shorter the path would be without it, candidate), largest first, at most MAX_OF_KIND."""
-        if kind is CauseKind.LINK:
-            every = [Candidate(kind, *link) for link in self.links.longest_of(path)[:MAX_OF_KIND]]
-        else:
-            every = [Candidate(kind, rank) for rank in self.table.ranks] if len(self.table.ranks) > 1 else []
-        gains = [(-float(found[0][path].sum()), one) for one in every if (found := self.changes(one, most=1))]
-        return sorted(gains, key=lambda gain: -gain[0])[:MAX_OF_KIND]
-
-    def describe(self, candidate: Candidate, path: Int64, iteration: int | None) -> Excess:
-        """Says by how much a candidate exceeds its peers. path: edges of the critical path. iteration: the only one in
-        which it does."""
-        if candidate.kind is CauseKind.LINK:
-            return Excess(self.links.longer_ns(candidate.rank, candidate.peer), 1.0, None)
-        column = self.table.ranks.index(candidate.rank)
-        if candidate.kind is CauseKind.HOST:
-            longer_ns = self.table.longer_gaps_ns(column)
-            return Excess(float(np.median(longer_ns) if iteration is None else longer_ns[iteration]), 1.0, None)
-        nearest = _peers_of(self.table.own_ns, column)[0]
-        phase, factor = self.table.costliest_phase(column, nearest, path, candidate.kind is CauseKind.AMOUNT)
-        return Excess(0.0, factor, self._phases[phase] if phase >= 0 else None)
-
-    def is_host(self, rank: int) -> bool:
-        """Whether it was mostly the host that made gaps before kernels of the rank longer than those of its peers."""
-        column = self.table.ranks.index(rank)
-        peers = _peers_of(self.table.gaps_ns, column)[:MAX_PEERS]
-        longer_ns, by_host_ns = np.sum([self.table.longer_by_host_ns(column, peer) for peer in peers], axis=0)
-        return bool(2 * by_host_ns > longer_ns)
-
-    def _of_kind(self, kind: CauseKind) -> tuple[Callable[[int, int], Float64 | None], Float64]:
+        self.table = PeerTable(timeline, graph, waits, run_graph, ends)
+        self.links = Links(timeline, graph, waits, run_graph, ends)
+        self._graph, self._timeline = graph, timeline
+        self._ranks = [rank.rank for rank in timeline.ranks]
+        self._tick_ns = float(max(rank.resolution_ns for rank in timeline.ranks))
         table = self.table
-        if kind is CauseKind.HOST:
-            return table.gaps, table.gaps_ns
-        return (table.pace if kind is CauseKind.PACE else table.amount), table.own_ns
+        self._excess = {
+            CauseKind.PACE: table.pace_ns(),
+            CauseKind.AMOUNT: table.amount_ns(),
+            CauseKind.EXTRA: table.extra_ns(),
+            CauseKind.HOST: table.hosts.excess_ns(),
+        }
+        self._warps, self._of_links = table.warps_ns(), self.links.excess_ns()
+        self._nodes = self._groups_of([rank.node for rank in timeline.ranks])
+
+    def _groups_of(self, nodes: list[str]) -> dict[str, Int64]:
+        """Node -> its ranks, where there are several nodes, of several ranks each."""
+        found = {node: np.flatnonzero(np.array(nodes) == node) for node in dict.fromkeys(nodes)}
+        return found if len(found) > 1 and min(map(len, found.values())) > 1 else {}
+
+    # ---- measures and findings ----
+
+    def measures(self, with_links: bool, with_rare_hosts: bool = False) -> list[Measure]:
+        """Returns the excess of ranks by kind, of single warps, and of links; the same ones whatever was taken out.
+
+        with_rare_hosts: also where most iterations begin no kernel, which tells nothing of how hosts vary.
+        """
+        with_hosts = with_rare_hosts or self.table.hosts.are_in_most_iterations
+        nodes = tuple(self._nodes.values())
+        found = [
+            Measure(kind.value, beside_peers(excess), self._tick_ns, nodes)
+            for kind, excess in self._excess.items()
+            if with_hosts or kind is not CauseKind.HOST
+        ]
+        if self._warps is not None:
+            found.append(Measure(_WARP, beside_peers(self._slowest_warps()[1]), self._tick_ns))
+        if with_links and len(self.links.routes) > 1:
+            found += [
+                Measure(CauseKind.LINK.value, beside_peers(self._of_links), self._tick_ns, has_sets=False),
+                Measure(CauseKind.LINKS_OUT.value, beside_peers(self._of_ends(0)), self._tick_ns, nodes),
+                Measure(CauseKind.LINKS_IN.value, beside_peers(self._of_ends(1)), self._tick_ns, nodes),
+            ]
+        return found
+
+    def candidate(self, finding: Finding, as_measured: bool = False) -> Candidate:
+        """Returns what a finding is of: of links, whether it is one link or a rank's. as_measured: no such question."""
+        kind = CauseKind.PACE if finding.measure == _WARP else CauseKind(finding.measure)
+        if kind is CauseKind.LINK:
+            of_rank = None if as_measured else self._rank_of_links(finding)
+            return of_rank or self._link(int(finding.members[0]))
+        if kind.is_of_links and not as_measured and (link := self._only_link(kind, finding)) >= 0:
+            return self._link(link)
+        members = [self._ranks[idx] for idx in finding.members.tolist()]
+        node = next((name for name, own in self._nodes.items() if np.array_equal(own, finding.members)), "")
+        return Candidate(kind, members[0], others=tuple(members[1:]), node=node)
+
+    def _link(self, idx: int) -> Candidate:
+        route = self.links.routes[idx]
+        return Candidate(CauseKind.LINK, route.source, route.destination)
+
+    def _rank_of_links(self, finding: Finding) -> Candidate | None:
+        """Returns the rank of whose links, out or in, most are as slow as this one; None where it is this one alone."""
+        excess = beside_peers(self._of_links)[:, finding.pattern.hits].mean(axis=1)
+        route = self.links.routes[int(finding.members[0])]
+        for one in (Candidate(CauseKind.LINKS_OUT, route.source), Candidate(CauseKind.LINKS_IN, route.destination)):
+            rows = [idx for idx, other in enumerate(self.links.routes) if _is_on(other, one)]
+            as_slow = sum(2 * excess[row] > finding.excess_ns for row in rows)
+            if as_slow > _MOST * len(rows) and as_slow > 1:
+                return one
+        return None
+
+    def _only_link(self, kind: CauseKind, finding: Finding) -> int:
+        """Returns the one link of a rank that nearly all of its excess is of; -1 where several share it."""
+        end = Candidate(kind, self._ranks[finding.members[0]])
+        rows = [idx for idx, route in enumerate(self.links.routes) if _is_on(route, end)]
+        if len(finding.members) > 1 or not rows:
+            return -1
+        excess = np.maximum(beside_peers(self._of_links)[rows][:, finding.pattern.hits].mean(axis=1), 0)
+        return rows[int(excess.argmax())] if excess.max() > _NEARLY_ALL * excess.sum() else -1
+
+    def warp(self, finding: Finding) -> int:
+        """Returns the warp that a finding is of, see Pieces.writer; -1 for whole ranks."""
+        if finding.measure != _WARP:
+            return -1
+        return self.table.only_writer(Part(finding.members, finding.pattern.hits))
+
+    def take_out(self, candidate: Candidate, hits: Mask, is_incident: bool = False) -> None:
+        """From now on the candidate takes as long as its peers in these iterations; after an incident as long as it
+        takes in others."""
+        level = _level_with_itself if is_incident else _level_with_peers
+        if candidate.kind.is_of_links:
+            rows = [idx for idx, route in enumerate(self.links.routes) if _is_on(route, candidate)]
+            level(self._of_links, np.array(rows, np.int64), hits)
+            return
+        members = self._indices(candidate)
+        level(self._excess[candidate.kind], members, hits)
+        if candidate.kind is CauseKind.PACE and self._warps is not None:
+            level(self._warps, members, hits)
+
+    def costliest(self, most: int, with_links: bool) -> list[tuple[float, Candidate]]:
+        """Returns (mean excess, candidate) of single ranks and links, at most so many of each kind, largest first."""
+        found = list[tuple[float, Candidate]]()
+        for measure in self.measures(with_links, with_rare_hosts=True):
+            if measure.name == _WARP or len(measure.excess) < 2:
+                continue
+            mean, everything = measure.excess.mean(axis=1), Pattern(np.ones(measure.excess.shape[1], bool))
+            for member in np.argsort(-mean)[:most].tolist():
+                if mean[member] > 0:
+                    one = Finding(measure.name, np.array([member]), everything, float(mean[member]), np.nan, False)
+                    found.append((float(mean[member]), self.candidate(one)))
+        return found
+
+    def _slowest_warps(self) -> tuple[Int64, Float64]:
+        """([num_ranks] the warp of each that exceeds its peers most, [num_ranks, num_iterations] by how much)"""
+        assert self._warps is not None
+        writer = self._warps.mean(axis=2).argmax(axis=1)
+        return writer, self._warps[np.arange(len(writer)), writer]
+
+    def _of_ends(self, end: int) -> Float64:
+        """[num_ranks, num_iterations] The mean of all links out of (0) or into (1) each rank; of a rank that has none
+        the median of the others."""
+        rank = np.array([(route.source, route.destination)[end] for route in self.links.routes])
+        found = [self._of_links[rank == one] for one in self._ranks]
+        means = [rows.mean(axis=0) for rows in found if len(rows)]
+        usual = np.median(means, axis=0)
+        return np.stack([rows.mean(axis=0) if len(rows) else usual for rows in found])
+
+    def _indices(self, candidate: Candidate) -> Int64:
+        return np.array([self._ranks.index(rank) for rank in candidate.ranks], np.int64)
+
+    # ---- the run without it ----
+
+    def without(self, candidate: Candidate, hits: Mask, own_hosts: bool = False, warp: int = -1) -> Float64:
+        """[num_edges] ns that each edge of the run graph takes longer. own_hosts: of Asks.weight()."""
+        if candidate.kind.is_of_links:
+            return sum((self.links.without(route, hits) for route in _routes(candidate)), np.zeros(1))
+        part = Part(self._indices(candidate), hits, warp)
+        if candidate.kind is CauseKind.HOST:
+            return self.table.hosts.without_asks(part) if own_hosts else self.table.hosts.without(part)
+        if candidate.kind is CauseKind.EXTRA:
+            return self.table.without_extra(part, own_hosts)
+        return {
+            CauseKind.PACE: self.table.without_pace,
+            CauseKind.AMOUNT: self.table.without_amount,
+        }[candidate.kind](part)
+
+    def is_host(self, candidate: Candidate, hits: Mask) -> bool:
+        """Whether it was mostly the host that made gaps before kernels longer than those of other ranks."""
+        part = Part(self._indices(candidate), hits)
+        return self.table.hosts.host_share(part, self._graph.schedule.host_gap_ns) > 0.5
+
+    def describe(self, candidate: Candidate, hits: Mask, warp: int = -1) -> Excess:
+        """Says by how much a candidate exceeds its peers."""
+        if candidate.kind.is_of_links:
+            return Excess(
+                float(np.mean([self.links.longer_ns(route, hits) for route in _routes(candidate)])), 1.0, None
+            )
+        part = Part(self._indices(candidate), hits, warp)
+        if candidate.kind is CauseKind.HOST:
+            return Excess(self.table.hosts.mean_excess_ns(part), 1.0, None)
+        if candidate.kind is CauseKind.PACE and warp < 0:
+            warp = self.table.only_writer(part)
+            part = dataclasses.replace(part, writer=warp)
+        phase, factor = self.table.longest_phase(part, candidate.kind.value)
+        where = None if warp < 0 else self._place_of(warp)
+        found = self._graph.phases[phase] if phase >= 0 else None
+        return Excess(0.0, factor, found, where, self._between(part, phase))
+
+    def _between(self, part: Part, phase: int) -> tuple[str, str] | None:
+        """Returns the events around time that no span covers, where the phase is such time."""
+        graph = self._graph
+        if phase not in (*graph.between_spans.tolist(), *graph.not_started.tolist()):
+            return None
+        is_of = np.zeros(len(graph.runs), bool)
+        is_of[self.table.runs_of(part)] = True
+        return longest_gap(self._timeline, graph, graph.stages.index(graph.phases[phase].stage), is_of)
+
+    def _place_of(self, writer: int) -> tuple[int, int]:
+        pieces = self.table.pieces
+        track = self._timeline.tracks[self._graph.runs.track[pieces.run[np.argmax(pieces.writer == writer)]]]
+        return track.block, track.warp
 
 
-def _peers_of(totals: Float64, rank: int) -> list[int]:
-    """The other ranks, those whose total is nearest to the median of the others first."""
-    others = [peer for peer in range(len(totals)) if peer != rank]
-    median = float(np.median(totals[others]))
-    return sorted(others, key=lambda peer: abs(totals[peer] - median))
+def _routes(candidate: Candidate) -> list[Route]:
+    if candidate.kind is CauseKind.LINK:
+        return [Route(candidate.rank, candidate.peer)]
+    return [Route(rank, -1) if candidate.kind is CauseKind.LINKS_OUT else Route(-1, rank) for rank in candidate.ranks]
+
+
+def _is_on(route: Route, candidate: Candidate) -> bool:
+    if candidate.kind is CauseKind.LINK:
+        return route == Route(candidate.rank, candidate.peer)
+    return (route.source if candidate.kind is CauseKind.LINKS_OUT else route.destination) in candidate.ranks
+
+
+def _level_with_peers(table: Float64, rows: Int64, hits: Mask) -> None:
+    """Gives rows of [num_members, ..., num_iterations] the median of the others, in these iterations."""
+    others = np.delete(table[..., hits], rows, axis=0)
+    table[np.ix_(rows, *map(np.arange, table.shape[1:-1]), np.flatnonzero(hits))] = np.median(others, axis=0)
+
+
+def _level_with_itself(table: Float64, rows: Int64, hits: Mask) -> None:
+    """Gives rows of [num_members, ..., num_iterations] the median of their other iterations, in these."""
+    usual = np.median(table[rows][..., ~hits], axis=-1, keepdims=True)
+    table[np.ix_(rows, *map(np.arange, table.shape[1:-1]), np.flatnonzero(hits))] = usual

@@ -1,80 +1,99 @@
-"""How much longer messages of one link take than those of the others."""
+"""How much longer messages of one link take than those of the others: on their way, and in stores that drain."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.run_graph import RunGraph
-from tracekern.analysis.groups import group_rows, quantile_of_groups
+from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import Waits
-from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int32, Mask, Timeline
+
+
+@dataclass(frozen=True)
+class Route:
+    """A link (source, destination), two ranks; with -1 for one of them all links out of, or into, the other."""
+
+    source: int
+    destination: int
 
 
 class Links:
-    """A link is (source, destination), two ranks. Its messages are compared with those of other links in the same
-    phase, between ranks that are as near to each other."""
+    """The messages of all links. Each is compared with those of the same phase between ranks as near to each other."""
 
-    def __init__(self, timeline: Timeline, waits: Waits, run_graph: RunGraph) -> None:
-        messages, self._run_graph = run_graph.messages, run_graph
+    def __init__(
+        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
+    ) -> None:
+        messages, self._num_edges = run_graph.messages, len(run_graph.weight)
         wait, spans = messages.wait, timeline.spans
         self._edge, self._was_awaited = messages.edge, messages.was_awaited
         self._source, self._destination = waits.peer[wait], waits.rank[wait]
         self._near = timeline.on_same_node(self._source, self._destination).astype(np.int64)
         kinds = group_rows(len(wait), waits.phase[wait], self._near)
         self._kind, self._num_kinds, self._near_of_kind = kinds.group, len(kinds), kinds.columns[1]
-        links = group_rows(len(wait), self._source, self._destination)
-        self.num_links = int((links.columns[0] != links.columns[1]).sum())
-        self._latency = run_graph.weight[self._edge]
         signal = waits.signal[wait]
         self._drain = np.maximum(spans.end[signal] - spans.start[signal], 0).astype(float)
-        self._flag = np.maximum(messages.passed_ns - self._drain, 0)
+        self._flag = np.maximum(messages.passed_ns - self._drain, 0).astype(float)
         """At most: only an awaited flag had just arrived when it was seen."""
         self._sending = _edge_after(run_graph)[run_graph.source[self._edge]]
-        self._found: dict[tuple[int, int], tuple[Float64, Float64]] = {}
+        self._between = self._source != self._destination
+        run = graph.run_of_spans(timeline, waits.row[wait])
+        self._iteration = ends.at(run, spans.start[waits.row[wait]])
+        self._num_iterations = max(len(ends), 1)
+        between = np.flatnonzero(self._between)
+        links = group_rows(len(between), self._source[between], self._destination[between])
+        self._link = np.full(len(wait), -1)
+        self._link[between] = links.group
+        self.routes = tuple(map(Route, *(column.tolist() for column in links.columns)))
+        """By link between two ranks."""
 
-    def longest_of(self, edges: Int64) -> list[tuple[int, int]]:
-        """The links that most of the time of these edges is of, the first ones first: on their way, or in stores that
-        drain at the sender."""
-        is_here = np.zeros(len(self._run_graph.weight) + 1, bool)  # the last is edge -1, which is none
-        is_here[edges] = True
-        time = np.where(is_here[self._edge], self._latency, 0) + np.where(is_here[self._sending], self._drain, 0)
-        message = np.flatnonzero((time > 0) & (self._source != self._destination))
-        pairs = group_rows(len(message), self._source[message], self._destination[message])
-        of_pair = np.bincount(pairs.group, time[message], len(pairs))
-        source, destination = pairs.columns
-        return [(int(source[at]), int(destination[at])) for at in np.argsort(-of_pair)]
+    def excess_ns(self) -> Float64:
+        """[num_links, num_iterations] How much longer a message took than is usual, by the mean of the iteration's."""
+        rows = np.flatnonzero(self._between & (self._iteration >= 0))
+        drain = median_of_groups(self._kind[rows], self._drain[rows], self._num_kinds)
+        flag = self._usual_flag(self._between)
+        longer = self._drain - drain[self._kind]
+        longer += np.where(self._was_awaited, self._flag - flag[self._kind], 0.0)
+        cell, num_cells = self._link * self._num_iterations + self._iteration, len(self.routes) * self._num_iterations
+        sums, count = (np.bincount(cell[rows], value, num_cells) for value in (longer[rows], np.ones(len(rows))))
+        return (sums / np.maximum(count, 1)).reshape(len(self.routes), self._num_iterations)
 
-    def as_others(self, source: int, destination: int) -> Float64:
-        """[num_edges] The link's messages take what those of other links take, by the median.
+    def without(self, route: Route, hits: Mask) -> Float64:
+        """[num_edges] The route's messages take what those of other links take, by the median.
 
-        That of a signal which takes long to drain also holds up its sender.
+        That of a signal which takes long to drain also holds up its sender. hits: [num_iterations] in which they do.
         """
-        mine, longer_drain, longer_flag = self._longer(source, destination)
+        mine, longer_drain, longer_flag = self._longer(route, hits)
         drain, flag = np.nan_to_num(longer_drain)[self._kind], np.nan_to_num(longer_flag)[self._kind]
-        change = np.zeros(len(self._run_graph.weight))
+        change = np.zeros(self._num_edges)
         change[self._edge[mine]] = -(drain + flag)[mine]
         drained = np.flatnonzero(mine & (self._sending >= 0))
         drained = drained[np.unique(self._sending[drained], return_index=True)[1]]
         change[self._sending[drained]] -= drain[drained]
         return change
 
-    def longer_ns(self, source: int, destination: int) -> float:
+    def longer_ns(self, route: Route, hits: Mask) -> float:
         """How much longer its messages take than those of other links, by the mean of its awaited ones."""
-        mine, longer_drain, longer_flag = self._longer(source, destination)
+        mine, longer_drain, longer_flag = self._longer(route, hits)
         longer = np.nan_to_num(longer_drain + longer_flag)
         messages = np.flatnonzero(mine & self._was_awaited)
         return float(longer[self._kind[messages]].mean()) if len(messages) else 0.0
 
-    def _longer(self, source: int, destination: int) -> tuple[Mask, Float64, Float64]:
-        """(the link's messages, [num_kinds] how much longer their drain usually is than that of other links', and their
-        flags)"""
-        mine = (self._source == source) & (self._destination == destination)
-        link = source, destination
-        if link not in self._found:
-            others = (self._source != self._destination) & ~mine
-            drain = self._usual_drain(mine) - self._usual_drain(others)
-            self._found[link] = drain, self._usual_flag(mine) - self._usual_flag(others)
-        return mine, *self._found[link]
+    def _longer(self, route: Route, hits: Mask) -> tuple[Mask, Float64, Float64]:
+        """(the route's messages, [num_kinds] how much longer their drain usually is than that of other links', and
+        their flags)"""
+        of_route = self._between.copy()
+        if route.source >= 0:
+            of_route &= self._source == route.source
+        if route.destination >= 0:
+            of_route &= self._destination == route.destination
+        mine, others = of_route & np.append(hits, False)[self._iteration], self._between & ~of_route
+        drain = self._usual_drain(mine) - self._usual_drain(others)
+        return mine, drain, self._usual_flag(mine) - self._usual_flag(others)
 
     def _usual_drain(self, chosen: Mask) -> Float64:
         """[num_kinds] the median; nan of none."""

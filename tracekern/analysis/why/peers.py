@@ -1,11 +1,8 @@
-"""What each piece of a rank's time takes at the other ranks: the one table that says "longer than at its peers".
+"""How much longer ranks take than their peers, iteration by iteration, and what the run would be like if they did not.
 
-A *piece* is a span of work, a wait that nothing on record ended, or the time between two nodes that no span covers. A
-*cell* is one place in the program: stage, call, block, warp, phase, and ordinal within these. Pieces of different ranks
-in one cell are the same work; each row of the table is a cell, each column a rank.
-
-Two changes come from it: a rank that takes as long *per piece* as a peer, and a rank that has *as many pieces*. Pieces
-without a partner in their cell take as much longer as those with one. Phases that a peer never has are not compared.
+The one table that says "longer than at its peers". A rank's time is compared place by place (pieces.py), its number of
+pieces phase by phase, its host call by call. Without a cause its ranks take, at each place, as much less as they
+exceeded the median of the others there on average: their own variation stays, nobody else's is copied.
 """
 
 from __future__ import annotations
@@ -16,178 +13,298 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.run_graph import RunGraph
-from tracekern.analysis.groups import Groups, group_rows
-from tracekern.analysis.waits.analyze import WaitKind, Waits
-from tracekern.timeline.intervals import bisect_right
-from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int32, Int64, Mask, Timeline
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.waits.analyze import Waits
+from tracekern.analysis.why.pieces import find_pieces
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline
+
+_FAR = 3.0
+"""A warp is slow alone if it exceeds its peers by so many times as much as any other."""
+_MOST_WARPS = 1 << 23
+"""Numbers in the table of single warps; larger runs are judged by whole ranks alone."""
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """[n] of all ranks."""
+class Part:
+    """Ranks, in some iterations; of one warp of theirs, or of all."""
 
-    segment: Int64
-    """Index into RunGraph.segments."""
-    run: Int64
-    phase: Int64
-    """Index into EventGraph.phases."""
-    ns: Float64
-
-
-class _ByCall:
-    """Times of which each launch has one, an edge each, beside those of the same launch on other ranks."""
-
-    def __init__(self, call: Int64, rank: Int64, edge: Int64, ns: Float64 | Int64, shape: tuple[int, int]) -> None:
-        """call, rank: [n] row and column of each; of `shape`."""
-        self._call, self._rank, self._edge = call, rank, edge
-        self.in_call = np.full(shape, np.nan)
-        """[num_calls, num_ranks]"""
-        self.in_call[call, rank] = ns
-
-    def swap(self, change: Float64, rank: int, peer: int) -> Float64:
-        """Adds to a change what makes those of `rank` as long as those of `peer`, where it has them."""
-        mine = np.flatnonzero((self._rank == rank) & np.isfinite(self.in_call[self._call, peer]))
-        call = self._call[mine]
-        change[self._edge[mine]] += self.in_call[call, peer] - self.in_call[call, rank]
-        return change
-
-    def even(self, change: Float64) -> Float64:
-        """Adds what makes all of them as long as their median."""
-        median = _median_of_rows(self.in_call)
-        change[self._edge] += median[self._call] - self.in_call[self._call, self._rank]
-        return change
+    ranks: Int64
+    """Indices into Timeline.ranks."""
+    hits: Mask
+    """[num_iterations]"""
+    writer: int = -1
+    """Number of a (block, warp), see Pieces; -1: all."""
 
 
 class PeerTable:
-    """Changes of the run graph's edges, in ns, that make one rank like another. Ranks are columns: indices of
-    `ranks`."""
-
     def __init__(
-        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, of_launch: Int32
+        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
     ) -> None:
-        """of_launch: [num_launches] iteration of each; -1 for none."""
+        self.num_ranks, self.num_iterations = len(timeline.ranks), max(len(ends), 1)
+        self.pieces = pieces = find_pieces(timeline, graph, waits, run_graph, ends)
+        self._num_edges, self._num_phases = len(run_graph.weight), len(graph.phases)
         schedule, runs = graph.schedule, graph.runs
-        self.ranks = [rank.rank for rank in timeline.ranks]
-        self._run_graph = run_graph
-        column = np.full(max(self.ranks) + 1, -1)
-        column[self.ranks] = np.arange(len(self.ranks))
-        num_ranks = len(self.ranks)
-        pieces, rank = _by_rank(_find_pieces(timeline, graph, waits, run_graph), column[schedule.rank[runs.launch]])
-        self._of_rank = [slice(*np.searchsorted(rank, [one, one + 1]).tolist()) for one in range(num_ranks)]
-        self._ns, self._edge = pieces.ns, run_graph.segments.edge[pieces.segment].astype(np.int32)
-        cells = _number_cells(timeline, graph, pieces, rank)
-        self._cell, self._phase = cells.group.astype(np.int32), pieces.phase.astype(np.int32)
-        self._in_cell = np.full((num_ranks, len(cells)), np.nan)
-        self._in_cell[rank, self._cell] = self._ns
+        self._in_cell = np.full((self.num_ranks, int(pieces.cell.max(initial=-1)) + 1), np.nan)
+        self._in_cell[pieces.rank, pieces.cell] = pieces.ns
+        self._usual = _median(self._in_cell)[pieces.cell]
+        """[num_pieces] the median of all ranks in the cell."""
         launch = runs.launch[pieces.run]
-        phases = group_rows(len(self._ns), schedule.stage[launch], schedule.sequence[launch], self._phase)
-        self._launch_phase = phases.group.astype(np.int32)
-        self._count = _table(phases.group, rank, np.ones(len(self._ns)), (len(phases), num_ranks))
-        self._has_phase = _table(pieces.phase, rank, self._ns >= 0, (len(graph.phases), num_ranks)) > 0
+        calls = group_rows(len(pieces), schedule.stage[launch], schedule.sequence[launch], pieces.phase)
+        self._call = calls.group
+        self._count = _table(self._call, pieces.rank, np.ones(len(pieces)), (len(calls), self.num_ranks))
+        """[num_calls * phases, num_ranks] pieces."""
+        has_phase = _table(pieces.phase, pieces.rank, pieces.ns >= 0, (self._num_phases, self.num_ranks)) > 0
+        self._is_extra = (has_phase.sum(axis=1) == 1)[pieces.phase]
+        """[num_pieces] of a phase that no other rank has."""
+        self._is_common = (2 * has_phase.sum(axis=1) > self.num_ranks)[pieces.phase]
+        self.hosts = _Hosts(timeline, graph, run_graph, ends)
 
-        gaps, asks = run_graph.gaps, run_graph.asks
-        calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch])
-        call = np.full(len(schedule.rank), -1)
-        call[gaps.launch] = calls.group
+    # ---- excess, [num_ranks, num_iterations] ns ----
 
-        def by_call(launch: Int64, edge: Int64, ns: Float64 | Int64) -> _ByCall:
-            return _ByCall(call[launch], column[schedule.rank[launch]], edge, ns, (len(calls), num_ranks))
+    def pace_ns(self) -> Float64:
+        """How much longer the pieces of each rank took than the median of all ranks in their cells."""
+        return self._of_ranks(np.nan_to_num(self.pieces.ns - self._usual))
 
-        self._gaps = by_call(gaps.launch, gaps.edge, run_graph.weight[gaps.edge])
-        self._asks = [
-            by_call(asks.launch, *column_of)
-            for column_of in ((asks.before, asks.before_ns), (asks.after, asks.after_ns), (asks.gap, asks.gap_ns))
-        ]
-        self._by_host_in_call = by_call(gaps.launch, gaps.edge, schedule.host_gap_ns[gaps.launch]).in_call
-        self._iteration_of_call = np.zeros(len(calls), np.int64)
-        self._iteration_of_call[call[gaps.launch]] = np.append(of_launch, [-1] * num_ranks)[gaps.launch]
-
-        self.own_ns = np.bincount(rank, self._ns, num_ranks).astype(float)
-        """[num_ranks] what each rank did by itself."""
-        self.gaps_ns = np.nansum(self._gaps.in_call, axis=0)
-        """[num_ranks] before each rank's kernels."""
-
-    def pace(self, rank: int, peer: int) -> Float64:
-        """[num_edges] The pieces of `rank` take as long as those of `peer`; it keeps its number of pieces."""
-        mine = self._of_rank[rank]
-        own, theirs, phase = self._ns[mine], self._in_cell[peer][self._cell[mine]], self._phase[mine]
-        both = np.isfinite(theirs)
-        num_phases = len(self._has_phase)
-        of_own, of_peer = (np.bincount(phase[both], times[both], num_phases) for times in (own, theirs))
-        ratio = np.divide(of_peer, of_own, out=np.ones(num_phases), where=of_own > 0)
-        return self._of_edges(self._edge[mine], np.where(both, theirs, own * ratio[phase]) - own)
-
-    def amount(self, rank: int, peer: int) -> Float64 | None:
-        """[num_edges] `rank` has as many pieces of each phase in each call as `peer`. None where it has."""
-        mine, count, of_peer = self._of_rank[rank], self._count[:, rank], self._count[:, peer]
-        factor = np.divide(of_peer, count, out=np.ones(len(count)), where=count > 0)
-        factor = np.where(self._has_phase[self._phase[mine], peer], factor[self._launch_phase[mine]], 1)
-        differs = np.flatnonzero(factor != 1)
-        if not len(differs):
+    def warps_ns(self) -> Float64 | None:
+        """[num_ranks, num_writers, num_iterations] The same of each warp; None where there is one, or too many."""
+        pieces, num_writers = self.pieces, int(self.pieces.writer.max(initial=-1)) + 1
+        shape = self.num_ranks, num_writers, self.num_iterations
+        if num_writers < 2 or np.prod(shape) > _MOST_WARPS:
             return None
-        return self._of_edges(self._edge[mine][differs], self._ns[mine][differs] * (factor[differs] - 1))
+        inside = np.flatnonzero(pieces.iteration >= 0)
+        row = (pieces.rank * num_writers + pieces.writer)[inside]
+        excess = np.nan_to_num(pieces.ns - self._usual)[inside]
+        return _table(row, pieces.iteration[inside], excess, (shape[0] * shape[1], shape[2])).reshape(shape)
 
-    def costliest_phase(self, rank: int, peer: int, edges: Int64, of_amount: bool) -> tuple[int, float]:
-        """(index into EventGraph.phases, times as long per piece, or as many pieces, as at `peer`) of the phase that
-        has most to gain on these edges; (-1, 1) where nothing has."""
-        is_here = np.zeros(len(self._run_graph.weight), bool)
-        is_here[edges] = True
-        of_rank = self._of_rank[rank]
-        mine = of_rank.start + np.flatnonzero(is_here[self._edge[of_rank]])
-        theirs = self._in_cell[peer][self._cell[mine]]
-        group = self._launch_phase[mine]
-        fewer = 1 - self._count[group, peer] / self._count[group, rank]
-        gain = self._ns[mine] * fewer if of_amount else np.nan_to_num(self._ns[mine] - theirs)
-        by_phase = np.bincount(self._phase[mine], gain, len(self._has_phase))
-        phase = int(by_phase.argmax())
-        if by_phase[phase] <= 0:
-            return -1, 1.0
-        same = of_rank.start + np.flatnonzero(self._phase[of_rank] == phase)
-        if of_amount:
-            num_theirs = int((self._phase[self._of_rank[peer]] == phase).sum())
-            return phase, len(same) / max(num_theirs, 1)
-        theirs = self._in_cell[peer][self._cell[same]]
+    def amount_ns(self) -> Float64:
+        """What the pieces took that a rank had more than the median of all ranks, phase by phase."""
+        pieces, shape = self.pieces, (self.num_ranks, self.num_iterations, self._num_phases)
+        inside = np.flatnonzero(self._is_common & (pieces.iteration >= 0))
+        row = (pieces.rank * self.num_iterations + pieces.iteration)[inside]
+        phase = pieces.phase[inside]
+        count = _table(row, phase, np.ones(len(inside)), (shape[0] * shape[1], shape[2])).reshape(shape)
+        each_ns = np.bincount(phase, pieces.ns[inside], shape[2]) / np.maximum(
+            np.bincount(phase, minlength=shape[2]), 1
+        )
+        more: Float64 = ((count - np.median(count, axis=0)) * each_ns).sum(axis=2)
+        return more
+
+    def extra_ns(self) -> Float64:
+        """What a rank did in phases that no other rank has, the gaps before kernels of its own included."""
+        return self._of_ranks(np.where(self._is_extra, self.pieces.ns, 0.0)) + self.hosts.extra_ns()
+
+    def _of_ranks(self, ns: Float64) -> Float64:
+        pieces = self.pieces
+        inside = np.flatnonzero(pieces.iteration >= 0)
+        shape = self.num_ranks, self.num_iterations
+        return _table(pieces.rank[inside], pieces.iteration[inside], ns[inside], shape)
+
+    # ---- the run without it: [num_edges] ns that each edge takes longer ----
+
+    def without_pace(self, part: Part) -> Float64:
+        """Each piece takes as much less as its place exceeds that of ranks outside of the part, on average."""
+        rows, theirs = self._beside(part)
+        pieces, own = self.pieces, self.pieces.ns[rows]
         both = np.isfinite(theirs)
+        matched = rows[both]
+        places = group_rows(len(matched), pieces.rank[matched], pieces.place[matched])
+        longer = np.bincount(places.group, own[both] - theirs[both], len(places)) / places.count()
+        change = np.zeros(len(rows))
+        change[both] = -longer[places.group]
+        phases = group_rows(len(rows), pieces.rank[rows], pieces.phase[rows])
+        of_own, of_peer = (np.bincount(phases.group[both], ns[both], len(phases)) for ns in (own, theirs))
+        ratio = np.divide(of_peer, of_own, out=np.ones(len(phases)), where=of_own > 0)
+        change[~both] = (own * (ratio[phases.group] - 1))[~both]
+        return self._of_edges(rows, change)
+
+    def without_amount(self, part: Part) -> Float64:
+        """The ranks have as many pieces of each phase in each call as those outside of the part, on average."""
+        rows = self._rows(part)
+        rows = rows[self._is_common[rows]]
+        call, rank = self._call[rows], self.pieces.rank[rows]
+        theirs = np.delete(self._count, part.ranks, axis=1).mean(axis=1)
+        return self._of_edges(rows, self.pieces.ns[rows] * (theirs[call] / self._count[call, rank] - 1))
+
+    def without_extra(self, part: Part, own_hosts: bool) -> Float64:
+        """The ranks do nothing that no other rank does. own_hosts: of Asks.weight()."""
+        rows = self._rows(part)
+        rows = rows[self._is_extra[rows]]
+        return self._of_edges(rows, -self.pieces.ns[rows]) + self.hosts.without_extra(part, own_hosts)
+
+    def runs_of(self, part: Part) -> Int64:
+        """Returns the runs that the pieces of a part are in."""
+        return np.unique(self.pieces.run[self._rows(part)])
+
+    def longest_phase(self, part: Part, what: str) -> tuple[int, float]:
+        """(index into EventGraph.phases, times as long per piece, or as many pieces, as at peers) of the phase that
+        most of the excess is of; (-1, 1) where nothing is longer. what: "pace", "amount" or "extra"."""
+        rows, theirs = self._beside(part)
+        phase, own = self.pieces.phase[rows], self.pieces.ns[rows]
+        call, rank = self._call[rows], self.pieces.rank[rows]
+        count = np.delete(self._count, part.ranks, axis=1).mean(axis=1)[call] / self._count[call, rank]
+        excess = {
+            "pace": np.nan_to_num(own - theirs),
+            "amount": np.where(self._is_common[rows], own * (1 - count), 0),
+            "extra": np.where(self._is_extra[rows], own, 0),
+        }[what]
+        by_phase = np.bincount(phase, excess, self._num_phases)
+        longest = int(by_phase.argmax())
+        if by_phase[longest] <= 0:
+            return -1, 1.0
+        of_phase = phase == longest
+        if what == "amount":
+            return longest, float(of_phase.sum() / max(count[of_phase].sum(), 1e-9))
+        both = of_phase & np.isfinite(theirs)
         of_peer = float(theirs[both].sum())
-        return phase, float(self._ns[same[both]].sum()) / of_peer if of_peer else 1.0
+        return longest, float(own[both].sum()) / of_peer if of_peer else 1.0
 
-    def longer_gaps_ns(self, rank: int) -> Float64:
-        """[num_iterations] How much longer the gaps before kernels of `rank` are than the median of its peers, added up
-        over the kernels of each iteration."""
-        own, others = self._gaps.in_call[:, rank], np.delete(self._gaps.in_call, rank, axis=1)
-        compared = np.isfinite(own) & np.isfinite(others).any(axis=1) & (self._iteration_of_call >= 0)
-        numbers, iteration = np.unique(self._iteration_of_call[compared], return_inverse=True)
-        longer_ns = own[compared] - _median_of_rows(others[compared])
-        return np.bincount(iteration, longer_ns, len(numbers)).astype(float, copy=False)
+    def only_writer(self, part: Part) -> int:
+        """The one warp of the part's one rank that takes far longer than its peers; -1 where several do."""
+        rows, theirs = self._beside(part)
+        writer = self.pieces.writer[rows]
+        if len(np.unique(writer)) < 2 or len(part.ranks) > 1:
+            return -1
+        excess = np.bincount(writer, np.nan_to_num(self.pieces.ns[rows] - theirs))
+        second, largest = np.partition(excess, -2)[-2:]
+        return int(excess.argmax()) if largest > _FAR * max(float(second), 0.0) else -1
 
-    def longer_by_host_ns(self, rank: int, peer: int) -> tuple[float, float]:
-        """(how much longer the gaps before kernels of `rank` are that are longer than those of `peer`, and how much of
-        that is its host's: of a gap of the peer nothing may say what its host took, and then all of it was)"""
-        gap, by_host = self._gaps.in_call, self._by_host_in_call
-        longer_ns = np.nan_to_num(gap[:, rank] - gap[:, peer])
-        of_peer = np.where(by_host[:, peer] > 0, by_host[:, peer], gap[:, peer])
-        by_host_ns = np.minimum(np.nan_to_num(by_host[:, rank] - of_peer), longer_ns)
-        return float(longer_ns[longer_ns > 0].sum()), float(by_host_ns[longer_ns > 0].sum())
+    def _rows(self, part: Part) -> Int64:
+        """The pieces of a part."""
+        pieces, hits = self.pieces, np.append(part.hits, False)
+        first, stop = (np.searchsorted(pieces.rank, part.ranks, side) for side in ("left", "right"))
+        rows = np.concatenate([np.arange(*bounds) for bounds in zip(first, stop, strict=True)])
+        rows = rows[hits[pieces.iteration[rows]]]
+        return np.asarray(rows if part.writer < 0 else rows[pieces.writer[rows] == part.writer], np.int64)
 
-    def gaps(self, rank: int, peer: int) -> Float64:
-        """[num_edges] The gaps before kernels of `rank` are as long as those of `peer`."""
-        return self._gaps.swap(np.zeros(len(self._run_graph.weight)), rank, peer)
+    def _beside(self, part: Part) -> tuple[Int64, Float64]:
+        """([n] pieces of the part, [n] the median of the other ranks in their cells; nan where there are none)"""
+        rows = self._rows(part)
+        cells, cell = np.unique(self.pieces.cell[rows], return_inverse=True)
+        return rows, _median(np.delete(self._in_cell[:, cells], part.ranks, axis=0))[cell]
 
-    def asks(self, rank: int, peer: int) -> Float64:
-        """[num_edges] The host of `rank` asks for its kernels as that of `peer` does: of Asks.weight()."""
-        change = np.zeros(len(self._run_graph.weight))
-        for times in self._asks:
-            times.swap(change, rank, peer)
+    def _of_edges(self, rows: Int64, change: Float64) -> Float64:
+        return np.bincount(self.pieces.edge[rows], change, self._num_edges).astype(float, copy=False)
+
+
+class _Hosts:
+    """The time before kernels, call by call: gaps as recorded, and what hosts did that ran ahead."""
+
+    def __init__(self, timeline: Timeline, graph: EventGraph, run_graph: RunGraph, ends: IterationEnds) -> None:
+        gaps, asks, schedule = run_graph.gaps, run_graph.asks, graph.schedule
+        self._num_edges, self._num_iterations = len(run_graph.weight), max(len(ends), 1)
+        number = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
+        self._num_ranks = len(number)
+        self._rank = np.array([number[rank] for rank in schedule.rank.tolist()], np.int64)
+        calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch])
+        self._call = np.full(len(schedule.rank), -1)
+        self._call[gaps.launch] = calls.group
+        self._num_calls, self._stage, self._iteration = len(calls), schedule.stage, ends.of_launch
+        self._launch, self._edge, self.gap_ns = gaps.launch, gaps.edge, run_graph.weight[gaps.edge]
+        self._asks = asks
+        ranks_of_call = _table(calls.group, self._rank[gaps.launch], np.ones(len(gaps)), self._shape) > 0
+        self._is_extra = (ranks_of_call.sum(axis=1) == 1)[calls.group] & (self._num_ranks > 1)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self._num_calls, self._num_ranks
+
+    @property
+    def are_in_most_iterations(self) -> bool:
+        """Whether kernels begin in most iterations: not where one kernel has all of them."""
+        begun = self._iteration[self._launch]
+        return 2 * len(np.unique(begun[begun >= 0])) > self._num_iterations
+
+    def excess_ns(self) -> Float64:
+        """[num_ranks, num_iterations] How much longer the gaps of each rank are than the median of all."""
+        launch = self._launch
+        longer = np.nan_to_num(self.gap_ns - _median(self._in_call(launch, self.gap_ns).T)[self._call[launch]])
+        return self._of_ranks(np.where(self._is_extra, 0.0, longer))
+
+    def extra_ns(self) -> Float64:
+        """[num_ranks, num_iterations] Gaps before kernels that no other rank has."""
+        return self._of_ranks(np.where(self._is_extra, self.gap_ns, 0.0))
+
+    def without(self, part: Part) -> Float64:
+        """[num_edges] The gaps before kernels are as much shorter as they exceed those of other ranks, on average."""
+        change = np.zeros(self._num_edges)
+        self._even_out(change, part, self._launch, self._edge, self.gap_ns)
         return change
 
-    def even_gaps(self) -> Float64:
-        """[num_edges] The gaps before kernels of all ranks are as long as the median of the ranks."""
-        return self._gaps.even(np.zeros(len(self._run_graph.weight)))
+    def without_asks(self, part: Part) -> Float64:
+        """[num_edges] The same of what hosts did that ran ahead: of Asks.weight()."""
+        change, asks = np.zeros(self._num_edges), self._asks
+        for edge, ns in ((asks.before, asks.before_ns), (asks.after, asks.after_ns), (asks.gap, asks.gap_ns)):
+            self._even_out(change, part, asks.launch, edge, ns)
+        return change
 
-    def _of_edges(self, edge: Int32, change: Float64) -> Float64:
-        sums: Float64 = np.bincount(edge, change, len(self._run_graph.weight)).astype(float, copy=False)
-        return sums
+    def without_extra(self, part: Part, own_hosts: bool) -> Float64:
+        """[num_edges] There are no gaps before kernels that no other rank has, nor did hosts ask for them."""
+        rows = np.flatnonzero(self._is_extra & self._chosen(part, self._launch))
+        change, asks = np.zeros(self._num_edges), self._asks
+        if not own_hosts:
+            change[self._edge[rows]] = -self.gap_ns[rows]
+            return change
+        own = np.isin(asks.launch, self._launch[rows])
+        for edge, ns in ((asks.before, asks.before_ns), (asks.after, asks.after_ns), (asks.gap, asks.gap_ns)):
+            change[edge[own]] = -ns[own]
+        return change
+
+    def even(self) -> Float64:
+        """[num_edges] All gaps are as long as the median of the ranks."""
+        change = np.zeros(self._num_edges)
+        usual = _median(self._in_call(self._launch, self.gap_ns).T)[self._call[self._launch]]
+        change[self._edge] = usual - self.gap_ns
+        return change
+
+    def mean_excess_ns(self, part: Part) -> float:
+        """How much longer the gaps of a part are in an iteration than those of other ranks, by the median iteration."""
+        rows = np.flatnonzero(self._chosen(part, self._launch))
+        longer = self._beside(part, self._launch, self.gap_ns, rows)
+        iterations = np.unique(self._iteration[self._launch[rows]], return_inverse=True)
+        by_iteration = np.bincount(iterations[1], np.nan_to_num(longer), len(iterations[0])) / len(part.ranks)
+        return float(np.median(by_iteration)) if len(by_iteration) else 0.0
+
+    def host_share(self, part: Part, by_host_ns: Int64) -> float:
+        """How much of what the gaps of a part are longer is the host's. by_host_ns: see Schedule.host_gap_ns."""
+        rows = np.flatnonzero(self._chosen(part, self._launch))
+        longer = self._beside(part, self._launch, self.gap_ns, rows)
+        by_host = by_host_ns[self._launch].astype(float)
+        of_peers = np.where(by_host > 0, by_host, self.gap_ns)  # where nothing says what it took, all of it
+        of_host = by_host[rows] - (of_peers[rows] - self._beside(part, self._launch, of_peers, rows))
+        is_longer = longer > 0
+        total = float(longer[is_longer].sum())
+        return float(np.clip(of_host, 0, longer)[is_longer].sum()) / total if total else 0.0
+
+    def _even_out(self, change: Float64, part: Part, launch: Int64, edge: Int64, ns: Float64) -> None:
+        rows = np.flatnonzero(self._chosen(part, launch))
+        longer = self._beside(part, launch, ns, rows)
+        rows, longer = rows[np.isfinite(longer)], longer[np.isfinite(longer)]
+        places = group_rows(len(rows), self._rank[launch[rows]], self._stage[launch[rows]])
+        mean = np.bincount(places.group, longer, len(places)) / np.maximum(places.count(), 1)
+        change[edge[rows]] -= mean[places.group]
+
+    def _beside(self, part: Part, launch: Int64, ns: Float64, rows: Int64) -> Float64:
+        """[num_rows] how much longer than the median of the ranks outside of the part; nan where there are none."""
+        others = np.delete(self._in_call(launch, ns), part.ranks, axis=1)
+        return np.asarray(ns[rows] - _median(others.T)[self._call[launch[rows]]], float)
+
+    def _chosen(self, part: Part, launch: Int64) -> Mask:
+        hits = np.append(part.hits, False)
+        return np.asarray(np.isin(self._rank[launch], part.ranks) & hits[self._iteration[launch]], bool)
+
+    def _in_call(self, launch: Int64, ns: Float64) -> Float64:
+        """[num_calls, num_ranks]"""
+        table = np.full(self._shape, np.nan)
+        table[self._call[launch], self._rank[launch]] = ns
+        return table
+
+    def _of_ranks(self, ns: Float64) -> Float64:
+        iteration = self._iteration[self._launch]
+        inside = np.flatnonzero(iteration >= 0)
+        shape = self._num_ranks, self._num_iterations
+        return _table(self._rank[self._launch[inside]], iteration[inside], ns[inside], shape)
 
 
 def _table(row: Int64, column: Int64, value: npt.ArrayLike, shape: tuple[int, int]) -> Float64:
@@ -195,67 +312,14 @@ def _table(row: Int64, column: Int64, value: npt.ArrayLike, shape: tuple[int, in
     return sums.reshape(shape)
 
 
-def _median_of_rows(values: Float64) -> Float64:
-    """[n] median of what is known in each row; a sort of all rows at once is faster than nanmedian by rows."""
-    ordered = np.sort(values, axis=1)  # nan comes last
-    count = np.isfinite(values).sum(axis=1)
-    row = np.arange(len(values))
-    median: Float64 = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
+def _median(values: Float64) -> Float64:
+    """[n] median of what is known in each column of [m, n]; nan where nothing is. A sort of all columns at once is
+    faster than nanmedian."""
+    if not len(values):
+        return np.full(values.shape[1], np.nan)
+    ordered = np.sort(values, axis=0)  # nan comes last
+    count, column = np.isfinite(values).sum(axis=0), np.arange(values.shape[1])
+    median: Float64 = (
+        ordered[np.maximum(count - 1, 0) // 2, column] + ordered[np.minimum(count // 2, len(values) - 1), column]
+    ) / 2
     return median
-
-
-def _find_pieces(timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph) -> Pieces:
-    activity, runs, segments = graph.activity, graph.runs, run_graph.segments
-    order = np.lexsort((segments.start, segments.run))
-    first, stop = (np.searchsorted(segments.run[order], np.arange(len(runs)), side) for side in ("left", "right"))
-    is_heard = np.zeros(len(timeline.spans), bool)
-    is_heard[waits.row[run_graph.heard]] = True
-    piece = np.flatnonzero(~is_heard[activity.span])
-    run = np.repeat(np.arange(len(runs)), runs.stop - runs.first)[piece]
-    middle = (activity.start[piece] + activity.end[piece]) // 2
-    place = bisect_right(segments.start[order], first[run], stop[run], middle) - 1
-    segment = order[np.maximum(place, first[run])]
-    ns = (activity.end[piece] - activity.start[piece]).astype(float)
-    covered = np.bincount(segment, ns, len(segments))
-    uncovered = np.maximum(segments.end - segments.start - covered, 0)
-
-    own = ~_is_fixed(timeline, waits)[activity.span[piece]]
-    stage = graph.schedule.stage[runs.launch[segments.run]]
-    is_first = np.zeros(len(segments), bool)
-    is_first[order[first[stop > first]]] = True
-    uncovered_phase = np.where(is_first, graph.not_started[stage], graph.between_spans[stage])
-    return Pieces(
-        np.concatenate([segment[own], np.arange(len(segments))]),
-        np.concatenate([run[own], segments.run]),
-        np.concatenate([graph.phase[piece[own]], uncovered_phase]),
-        np.concatenate([ns[own], uncovered]),
-    )
-
-
-def _by_rank(pieces: Pieces, rank_of_run: Int64) -> tuple[Pieces, Int64]:
-    """Sorts pieces by rank, those of a rank in the order that they had. Returns them and [n] rank, all ascending."""
-    rank = rank_of_run[pieces.run]
-    order = np.argsort(rank, kind="stable")
-    return Pieces(pieces.segment[order], pieces.run[order], pieces.phase[order], pieces.ns[order]), rank[order]
-
-
-def _is_fixed(timeline: Timeline, waits: Waits) -> Mask:
-    """[num_spans] what is nobody's own time: sending a signal, and waiting for a rank whose signal is not on record."""
-    spans = timeline.spans
-    fixed = timeline.events_of(EventClass.SIGNAL)[spans.event]
-    fixed |= timeline.events_of(EventClass.WAIT)[spans.event] & (spans.end == OPEN_END)
-    fixed[waits.row[waits.kind == WaitKind.UNMATCHED]] = True
-    return np.asarray(fixed, bool)
-
-
-def _number_cells(timeline: Timeline, graph: EventGraph, pieces: Pieces, rank: Int64) -> Groups:
-    """Pieces of one cell have a group; of one rank, no two have the same."""
-    runs, schedule = graph.runs, graph.schedule
-    writer = np.array([(track.block, track.warp) for track in timeline.tracks], np.int64).reshape(-1, 2)[runs.track]
-    place = group_rows(len(runs), schedule.stage[runs.launch], schedule.sequence[runs.launch], *writer.T).group
-    # Pieces are in the order of time within a run, segments as well.
-    kind = group_rows(len(pieces.run), place[pieces.run], pieces.phase, rank).group
-    order = np.lexsort((np.arange(len(kind)), kind))
-    ordinal = np.empty(len(kind), np.int64)
-    ordinal[order] = np.arange(len(kind)) - np.searchsorted(kind[order], kind[order])
-    return group_rows(len(kind), place[pieces.run], pieces.phase, ordinal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,8 @@ from tracekern.errors import BadInput
 
 if TYPE_CHECKING:
     from tracekern.analysis.findings import Findings
-    from tracekern.analysis.why.answer import Answer, Cause, Cost
+    from tracekern.analysis.why.answer import Answer, Cause, Cost, Incident
+    from tracekern.analysis.why.chance import Pattern
     from tracekern.analysis.why.critical_path import PathPart
     from tracekern.viewers.report.headlines import Line
 
@@ -103,9 +105,8 @@ def _held_up(findings: Findings) -> dict[str, Any]:
     return {**died, "held_up": dataclasses.asdict(findings.held_up)} if findings.held_up else died
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
-    """What the lines say of costs, as data: ns, ranks and names; None for what is not known."""
-    causes = [
+def _causes(causes: Sequence[Cause]) -> list[dict[str, Any]]:
+    return [
         {
             **_cost(cause),
             "saved_at_least_ns": cause.at_least_ns,
@@ -115,13 +116,23 @@ def _answer(answer: Answer) -> dict[str, Any]:
             "excess_ns": cause.excess.ns,
             "factor": cause.excess.factor,
             "phase": str(cause.excess.phase) if cause.excess.phase else None,
+            "warp": cause.excess.warp,
+            "between": cause.excess.between,
+            "pattern": _pattern(cause.finding.pattern),
+            "alike_ns": cause.finding.alike_ns,
         }
-        for cause in answer.causes
+        for cause in causes
     ]
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    """What the lines say of costs, as data: ns, ranks and names; None for what is not known."""
     return {
         "makespan_ns": answer.makespan_ns,
         "num_iterations": answer.num_iterations,
-        "causes": causes,
+        "causes": _causes(answer.causes),
+        "halves": _causes(answer.halves),
+        "incidents": [{**_cost(incident), "iterations": incident.iterations} for incident in answer.incidents],
         "costs": [_cost(cost) for cost in answer.costs],
         "even_hosts_ns": answer.even_hosts_ns,
         "silence": answer.silence.value if answer.silence else None,
@@ -129,20 +140,24 @@ def _answer(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _cost(cost: Cause | Cost) -> dict[str, Any]:
-    candidate, evidence = cost.candidate, cost.evidence
-    event = evidence.event and {"iteration": evidence.event.iteration, "excess_ns": evidence.event.excess_ns}
+def _pattern(pattern: Pattern) -> dict[str, Any]:
+    """The iterations of a cause: from `begin` until before `until` (None: to the end), each `stride`-th."""
+    return {"begin": pattern.begin, "until": pattern.until or None, "stride": pattern.stride}
+
+
+def _cost(cost: Cause | Cost | Incident) -> dict[str, Any]:
+    candidate = cost.candidate
     of_iteration = {"mean_ns": _known(cost.saving.mean_ns), "error_ns": _known(cost.saving.error_ns)}
     of_iteration["most_in"] = cost.saving.largest
     return {
         "kind": candidate.kind.value,
         "rank": candidate.rank,
         "peer": candidate.peer if candidate.peer >= 0 else None,
+        "others": candidate.others,
+        "node": candidate.node or None,
         "saved_ns": cost.saving.whole_ns,
         "by_iteration": of_iteration,
-        "lead_ns": _known(evidence.lead_ns),
-        "chance_ns": _known(evidence.chance_ns),
-        "event": event,
+        "more_than_peers_ns": cost.excess_ns,
     }
 
 

@@ -9,21 +9,23 @@ from tracekern.analysis.why.answer import Answer as Costs
 from tracekern.analysis.why.answer import Cause, Cost
 from tracekern.analysis.why.replays import Saving
 from tracekern.formatting import duration, escape, percent, sentence
+from tracekern.viewers.report.causes import describe_incident, name_candidate
 from tracekern.viewers.report.frame import Answer, table
 from tracekern.viewers.report.question import Question
-from tracekern.viewers.report.verdict import evidence, following, name_candidate, saved_of, verdict
+from tracekern.viewers.report.verdict import evidence, following, saved_of, verdict
 
 _MAX_COSTS = 12
-_COLUMNS = ("without", "", "saved alone, of the run", "an iteration", "beyond its peers", "chance explains")
+_COLUMNS = ("without", "", "saved alone, of the run", "an iteration", "more than its peers", "chance explains")
 _ASIDE = (
-    "The run was replayed with the times of one rank, or link, swapped for those of up to three peers, and all that "
-    "waited for them was worked out anew. A cost is named where, in the mean of all iterations, it exceeds that of the "
-    "peers by more than chance explains, and is 1 % of the run or more. Two numbers, where hosts ran ahead: what is "
-    "saved if they ask for kernels when they did, and if they ask as long after the kernel before as they did; "
-    "<i>up to</i> where it is not on record when they asked. Causes can hide each other: "
-    "<i>together</i> is what the run would save without this one and all that stand above it. How long warps waited is "
-    "a picture of where they stand, never a price: one warp that waits can hold up a whole kernel, and a thousand that "
-    "wait may hold up nothing."
+    "Each rank's work and host, and each link, is compared with its peers iteration by iteration. A cause is "
+    "named where it takes longer, always or in a part of the iterations, than members that are all alike would by"
+    " chance, and costs 1 % of the run or more: the run is replayed without what it takes longer, and all that "
+    "waited for it worked out anew. What happened in three iterations or fewer is no habit, and names nobody. Two"
+    " numbers, where hosts ran ahead: what is saved if they ask for kernels when they did, and if they ask as "
+    "long after the kernel before as they did; <i>up to</i> where it is not on record when they asked. Causes can"
+    " hide each other: <i>together</i> is what the run would save without this one and all that stand above it. "
+    "How long warps waited is a picture of where they stand, never a price: one warp that waits can hold up a "
+    "whole kernel, and a thousand that wait may hold up nothing."
 )
 
 
@@ -34,7 +36,9 @@ def draw(findings: Findings) -> Answer:
     more = [sentence(said) for said in (evidence(findings), following(findings)) if said]
     text = f"<b>{escape(verdict(findings))}</b> {escape(' '.join(more))}"
     rows = [_row(answer, cost) for cost in _in_order(answer)[:_MAX_COSTS]]
-    return Answer(text, [table(_COLUMNS, rows, numbers=4)] if rows else [], _ASIDE)
+    once = [[escape(sentence(describe_incident(answer, incident)))] for incident in answer.incidents[:_MAX_COSTS]]
+    body = [table(_COLUMNS, rows, numbers=4)] if rows else []
+    return Answer(text, [*body, *([table(("what happened now and then",), once)] if once else [])], _ASIDE)
 
 
 QUESTION = Question("cause", "Cause", "What costs the run time?", draw, order=40)
@@ -48,7 +52,7 @@ def _in_order(answer: Costs) -> list[Cause | Cost]:
 
 
 def _row(answer: Costs, cost: Cause | Cost) -> list[str]:
-    saved_ns, found = cost.saving.whole_ns, cost.evidence
+    saved_ns = cost.saving.whole_ns
     name, said = escape(name_candidate(cost.candidate)), ""
     saved = f"{duration(saved_ns)} ({percent(saved_ns, answer.makespan_ns)})"
     if isinstance(cost, Cause):
@@ -62,8 +66,8 @@ def _row(answer: Costs, cost: Cause | Cost) -> list[str]:
         said,
         saved,
         _each(cost.saving),
-        duration(found.lead_ns),
-        "-" if math.isnan(found.chance_ns) else duration(found.chance_ns),
+        duration(cost.excess_ns),
+        duration(cost.finding.alike_ns) if isinstance(cost, Cause) else "-",
     ]
 
 

@@ -8,10 +8,10 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.graph.run_graph import EdgeKind
 from tracekern.analysis.why.critical_path import IterationPath, PathKind, PathPart
 from tracekern.formatting import count, duration, escape, percent, sentence
+from tracekern.viewers.report.causes import HOST_OR_KERNEL, describe_phase
 from tracekern.viewers.report.charts import stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure
 from tracekern.viewers.report.question import Question
-from tracekern.viewers.report.verdict import HOST_OR_KERNEL, describe_phase
 
 _MAX_PARTS = 10
 _MAX_STRETCHES = 4000

@@ -1,0 +1,257 @@
+"""The one test against chance: who takes longer than members that are all alike would, and in which iterations.
+
+Each *measure* has the excess of its members (ranks, warps or links) over their peers, iteration by iteration. A
+*finding* is a set of members and a pattern of iterations with the largest normalised sum of all. What chance alone
+would show is worked out from the run itself: noise of the same persistence is drawn from its own residuals, and the
+whole search done anew. That the largest of many was picked is thus part of the test. docs/analysis.md has the steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.timeline.model import Float64, Int64, Mask
+
+NUM_DRAWS = 999
+"""A finding stands out where none of so many draws shows as much: of all members alike, one run in a thousand has one
+by chance, for each measure."""
+MIN_ITERATIONS = 8
+"""With fewer, costs are told and nothing is judged."""
+MIN_FOR_PATTERNS = 20
+_MIN_SIDE, _MIN_HITS, _MAX_STRIDE = 3, 4, 5
+_DRAWS_AT_ONCE = 111
+_PERSISTENCES = np.append(np.linspace(0, 0.9, 19), [0.925, 0.95, 0.97])
+_LONG = 64
+"""A series of more iterations shows its persistence as it is."""
+_MANY, _SURE = 200, 2.5
+"""Of so many numbers, correlations further apart count, from so many standard errors on."""
+_ALIKE = 1.5
+"""Members of a set differ by no more than such a factor."""
+_CLIP = 4.0
+"""Residuals count at most so many robust standard deviations where spread and persistence are worked out."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Iterations in which something repeats."""
+
+    hits: Mask
+    """[num_iterations]"""
+    begin: int = 0
+    """The first one."""
+    until: int = 0
+    """The first one behind the last; 0: to the end."""
+    stride: int = 1
+    """Each so-many-th."""
+
+    @property
+    def is_always(self) -> bool:
+        return bool(self.hits.all())
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Excess of members over their peers."""
+
+    name: str
+    excess: Float64
+    """[num_members, num_iterations] ns"""
+    floor_ns: float
+    """Excess may be wrong by so much, whatever the noise."""
+    groups: tuple[Int64, ...] = ()
+    """Members that belong together, as the ranks of a node, and may be found as one."""
+    has_sets: bool = True
+    """Whether the k members that take longest may be found as one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What stands out most, and what chance would show in its place."""
+
+    measure: str
+    members: Int64
+    pattern: Pattern
+    excess_ns: float
+    """Mean excess of a member in an iteration of the pattern."""
+    alike_ns: float
+    """Members that are all alike would show less than this."""
+    stands_out: bool
+
+
+def patterns(num_iterations: int) -> tuple[Pattern, ...]:
+    """Returns all iterations; of MIN_FOR_PATTERNS and more also those until and from each, and each 2nd to 5th."""
+    every = np.ones(num_iterations, bool)
+    found = [Pattern(every)]
+    if num_iterations < MIN_FOR_PATTERNS:
+        return tuple(found)
+    number = np.arange(num_iterations)
+    for cut in range(_MIN_SIDE, num_iterations - _MIN_SIDE + 1):
+        found += [Pattern(number < cut, 0, cut), Pattern(number >= cut, cut)]
+    for stride in range(2, _MAX_STRIDE + 1):
+        hits = [(first, (number - first) % stride == 0) for first in range(stride)]
+        found += [Pattern(mask, first, 0, stride) for first, mask in hits if mask.sum() >= _MIN_HITS]
+    return tuple(found)
+
+
+def beside_peers(values: Float64) -> Float64:
+    """Returns each of [..., num_members, num_iterations] less the median of the other members in that iteration."""
+    count = values.shape[-2] - 1
+    if count < 1:
+        return np.zeros_like(values)
+    ordered = np.sort(values, axis=-2)
+
+    def of_others(place: int) -> Float64:
+        low, high = ordered[..., place : place + 1, :], ordered[..., place + 1 : place + 2, :]
+        return np.where(values <= low, high, low)
+
+    return values - (of_others((count - 1) // 2) + of_others(count // 2)) / 2
+
+
+def search(measure: Measure, seed: int = 0) -> Finding | None:
+    """Returns what stands out most, by chance or not; None where nothing has any excess."""
+    if len(measure.excess) < 2:
+        return None
+    known = patterns(measure.excess.shape[1])
+    seen = _Search(measure, known)
+    if seen.largest <= 0:
+        return None
+    rng, largest = np.random.default_rng(seed), list[float]()
+    while len(largest) < NUM_DRAWS and max(largest, default=0.0) < seen.largest:
+        largest += seen.noise.draw(rng, _DRAWS_AT_ONCE).tolist()
+    hits = known[seen.pattern].hits
+    excess_ns = float(measure.excess[seen.members][:, hits].mean())
+    alike_ns = max(largest) * seen.spread_ns / float(np.sqrt(len(seen.members) * (hits.sum() - 1)))
+    stands_out = excess_ns > 0 and max(largest) < seen.largest
+    return Finding(measure.name, seen.members, known[seen.pattern], excess_ns, alike_ns, stands_out)
+
+
+class _Search:
+    """One measure, normalised, and where its largest sum is."""
+
+    def __init__(self, measure: Measure, known: Sequence[Pattern]) -> None:
+        self.measure, self._known = measure, known
+        sums = _habits(measure.excess, known)
+        by_set, order = _by_set(sums, measure.has_sets)
+        by_group = _by_group(sums, measure.groups)
+        if len(by_group) and by_group.max() >= by_set.max() * (1 - 1e-9):
+            group, self.pattern = (int(place) for place in np.unravel_index(by_group.argmax(), by_group.shape))
+            self.members = measure.groups[group]
+        else:
+            count, self.pattern = (int(place) for place in np.unravel_index(by_set.argmax(), by_set.shape))
+            self.members = np.sort(self._alike(order[: count + 1, self.pattern], sums[:, self.pattern]))
+        rest = measure.excess.copy()
+        inside = np.ix_(self.members, known[self.pattern].hits)
+        rest[inside] -= rest[inside].mean(axis=1, keepdims=True)
+        self.noise = _Noise(rest, measure, known)
+        """What is left of the excess without it, as a source of runs in which members are alike."""
+        self.spread_ns = float(_spread(measure.excess, measure.floor_ns)) * self.noise.inflation
+        self.largest = float(max(by_set.max(), by_group.max(initial=-np.inf))) / self.spread_ns
+
+    def _alike(self, members: Int64, sums: Float64) -> Int64:
+        """Returns those of a set that exceed their peers as much as the largest; the others are found after it."""
+        alike: Int64 = members[sums[members] * _ALIKE >= sums[members].max()]
+        return alike
+
+
+class _Noise:
+    """Runs without any cause: autoregressive noise of the residuals of one run."""
+
+    def __init__(self, rest: Float64, measure: Measure, known: Sequence[Pattern]) -> None:
+        count = rest.shape[1]
+        rest = rest - rest.mean(axis=1, keepdims=True)
+        self._persistence = _persistence(rest)
+        self.inflation = float(np.sqrt((1 + self._persistence) / (1 - self._persistence)))
+        """How much less certain a mean is than one of independent numbers: measures of any persistence compare."""
+        white = rest[:, 1:] - self._persistence * rest[:, :-1]
+        white = np.concatenate([rest[:, :1] * np.sqrt(1 - self._persistence**2), white], axis=1)
+        self._white = white.ravel() * np.sqrt(count / max(count - 1, 1))
+        self._measure, self._known = measure, known
+
+    def draw(self, rng: np.random.Generator, count: int) -> Float64:
+        """Returns [count] the largest normalised sums of so many runs."""
+        num_members, num_iterations = self._measure.excess.shape
+        noise = rng.choice(self._white, (count, num_members, num_iterations))
+        noise[..., 0] /= np.sqrt(1 - self._persistence**2)
+        for iteration in range(1, num_iterations):
+            noise[..., iteration] += self._persistence * noise[..., iteration - 1]
+        excess = beside_peers(noise)
+        spread = np.maximum(_spread(excess, self._measure.floor_ns), 1e-9) * self.inflation
+        sums = _habits(excess, self._known) / spread[:, None, None]
+        largest: Float64 = _by_set(sums, self._measure.has_sets)[0].max(axis=(-2, -1))
+        if self._measure.groups:
+            largest = np.maximum(largest, _by_group(sums, self._measure.groups).max(axis=(-2, -1)))
+        return largest
+
+
+def _persistence(rest: Float64) -> float:
+    """Returns how much an iteration resembles the one before it: the correlation of residuals of members, pooled.
+
+    What wanders slowly under other noise shows in iterations further apart.
+    """
+    count, rest = rest.shape[1], _clipped(rest)
+    power, error = float((rest**2).sum()), 1 / np.sqrt(rest.size)
+    known = _seen_of(min(count, _LONG))
+    found = 0.0
+    for apart, seen_of in enumerate(known, 1):
+        seen = float((rest[:, apart:] * rest[:, :-apart]).sum()) / power if power > 0 else 0.0
+        if apart == 1 or (rest.size >= _MANY and seen - seen_of[0] > _SURE * error):
+            found = max(found, float(np.interp(seen + error, seen_of, _PERSISTENCES)))
+    return found
+
+
+@functools.cache
+def _seen_of(count: int) -> Float64:
+    """[3, num_persistences] the correlation that is seen, 1 to 3 apart, in `count` numbers less their mean."""
+    step = np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
+    center = np.eye(count) - 1 / count
+    covariances = [center @ persistence**step @ center for persistence in _PERSISTENCES]
+    seen = [[np.trace(found, apart) / np.trace(found) for found in covariances] for apart in (1, 2, 3)]
+    return np.maximum.accumulate(np.array(seen), axis=1)
+
+
+def _habits(excess: Float64, known: Sequence[Pattern]) -> Float64:
+    """[..., num_members, num_patterns] the normalised sum of [..., num_members, num_iterations] over each pattern,
+    without its largest: what happened once is no habit."""
+    so_far, still = (np.maximum.accumulate(excess[..., ::step], axis=-1)[..., ::step] for step in (1, -1))
+    sums = excess @ np.stack([pattern.hits.astype(float) for pattern in known], axis=1)
+    for number, pattern in enumerate(known):
+        if pattern.stride > 1:
+            largest = excess[..., pattern.begin :: pattern.stride].max(axis=-1)
+        else:
+            largest = so_far[..., pattern.until - 1] if pattern.until else still[..., pattern.begin]
+        sums[..., number] -= largest
+        sums[..., number] /= np.sqrt(pattern.hits.sum() - 1)
+    return np.asarray(sums, float)
+
+
+def _clipped(rest: Float64) -> Float64:
+    """Residuals [..., num_members, num_iterations] without outliers."""
+    limit = _CLIP * 1.4826 * np.median(np.abs(rest), axis=(-2, -1), keepdims=True)
+    return np.where(limit > 0, np.clip(rest, -limit, limit), rest)
+
+
+def _spread(excess: Float64, floor_ns: float) -> Float64:
+    """Standard deviation of members from their own means, pooled: of [..., num_members, num_iterations], [...]."""
+    rest = _clipped(excess - excess.mean(axis=-1, keepdims=True))
+    count = excess.shape[-1]
+    spread = np.sqrt((rest**2).mean(axis=(-2, -1)) * count / max(count - 1, 1))
+    return np.asarray(np.maximum(spread, floor_ns), float)
+
+
+def _by_set(sums: Float64, has_sets: bool) -> tuple[Float64, Int64]:
+    """([..., k, num_patterns] the normalised sum of the k + 1 largest members of [..., num_members, num_patterns], up
+    to half of all; which members these are, largest first)"""
+    order = np.argsort(-sums, axis=-2)
+    most = max(sums.shape[-2] // 2, 1) if has_sets else 1
+    ordered = np.take_along_axis(sums, order, axis=-2)[..., :most, :]
+    return ordered.cumsum(axis=-2) / np.sqrt(np.arange(1, most + 1))[:, None], order
+
+
+def _by_group(sums: Float64, groups: Sequence[Int64]) -> Float64:
+    """[..., num_groups, num_patterns] the normalised sum of each group."""
+    found = [sums[..., group, :].sum(axis=-2) / np.sqrt(len(group)) for group in groups]
+    return np.stack(found, axis=-2) if found else np.empty((*sums.shape[:-2], 0, sums.shape[-1]))
