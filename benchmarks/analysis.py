@@ -86,7 +86,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     timeline = make_timeline(num_spans)
     waits, graph = analyze_waits(timeline), build_graph(timeline)
     moments, iterations = find_moments(timeline, graph, waits), find_iterations(timeline)
-    analyze(make_timeline(1))  # imports scipy
+    analyze(make_timeline(1))  # warms up
     questions: dict[str, Callable[[], Any]] = {
         "waits": lambda: analyze_waits(timeline),
         "statistics": lambda: wait_statistics(waits),

@@ -27,7 +27,7 @@ from typing import IO, NoReturn
 from paths import ROOT
 
 PRELOADED = (
-    *("numpy.ma", "scipy.special", "pyarrow.parquet", "plotly.offline", "junitparser", "email.message", "secrets"),
+    *("numpy.ma", "pyarrow.parquet", "plotly.offline", "junitparser", "email.message", "secrets"),
     *("importlib.metadata", "importlib.resources", "pydantic.main", "pydantic.type_adapter", "pydantic.warnings"),
     *("typer", "typer.rich_utils", "rich.columns", "rich.markdown", "rich.table", "rich.traceback"),
     *("tracekern.cli.main", "tracekern.cli.app", "tracekern.analysis.findings", "tracekern.timeline.load"),

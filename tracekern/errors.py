@@ -40,7 +40,7 @@ def one_line(error: BaseException) -> str:
 _EXTRAS = {
     "torch": "tracekern[run]",
     **dict.fromkeys(("typer", "rich"), "tracekern[run] or tracekern[read]"),
-    **dict.fromkeys(("scipy", "pyarrow", "plotly", "junitparser", "tomli"), "tracekern[read]"),
+    **dict.fromkeys(("pyarrow", "plotly", "junitparser", "tomli"), "tracekern[read]"),
 }
 """The packages that only some parts need, and what installs them."""
 

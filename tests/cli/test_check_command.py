@@ -289,7 +289,7 @@ def test_a_gpu_node_needs_none_of_the_readers_packages(launches, tmp_path):
         "import sys\n"
         "class Hidden:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name in ('polars', 'pyarrow', 'scipy', 'plotly', 'perfetto', 'junitparser'):\n"
+        "        if name in ('polars', 'pyarrow', 'plotly', 'perfetto', 'junitparser'):\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Hidden())\n"
     )

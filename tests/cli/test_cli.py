@@ -122,7 +122,6 @@ def test_version(command_line):
         ("rich", ("info", "CAPTURE")),
         ("torch", ("run", "moe", "-o", "out")),
         ("torch", ("overhead",)),
-        ("scipy", ("report", "CAPTURE")),
         ("pyarrow", ("export", "CAPTURE", "-o", "out.parquet")),
         ("plotly", ("report", "CAPTURE", "-o", "out.html")),
     ],

@@ -130,7 +130,7 @@ def test_without_a_compiler_the_same_is_installed_except_for_the_extension(insta
 MISSING = "tracekern was installed without its compiled extension, which "
 COMMANDS = (
     ("info {capture}", 0, "4 ranks, "),
-    ("report {capture} -o report.html", 0, "Rank 0's host launches "),
+    ("report {capture} -o report.html", 0, "the largest cost is rank 0's gaps "),
     ("check {capture} --max wait_token.p99=20us", 0, "within budget"),
     ("diff {capture} {capture} -o both.json", 0, "+0.0 %"),
     ("export {capture} -o a.json.gz", 0, "a.json.gz: "),

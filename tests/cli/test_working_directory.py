@@ -14,7 +14,7 @@ from tests.paths import ROOT
 
 TRACEKERN = Path(sys.executable).with_name("tracekern")
 NAMES = {*sys.stdlib_module_names} - {*sys.builtin_module_names} | {
-    *("tracekern", "torch", "numpy", "typer", "rich", "scipy", "pyarrow", "sitecustomize", "usercustomize"),
+    *("tracekern", "torch", "numpy", "typer", "rich", "pyarrow", "sitecustomize", "usercustomize"),
 }
 SMALL = "--ranks 2 --tokens 8 --hidden 256 --experts 4 --topk 2 --iterations 1".split()  # noqa: SIM905 - as typed
 

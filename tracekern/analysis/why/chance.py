@@ -48,10 +48,6 @@ class Pattern:
     stride: int = 1
     """Each so-many-th."""
 
-    @property
-    def is_always(self) -> bool:
-        return bool(self.hits.all())
-
 
 @dataclass(frozen=True)
 class Measure:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.graph.iteration_ends import IterationEnds
-from tracekern.analysis.graph.longest_path import walk_back
 from tracekern.analysis.graph.moments import Moments
 from tracekern.timeline.model import Float64, Int64
 
@@ -38,19 +37,16 @@ class Saving:
             return None
         return int(self.by_iteration.argmax()) if self.whole_ns > 0 else None
 
-    def __sub__(self, other: Saving) -> Saving:
-        return Saving(self.whole_ns - other.whole_ns, self.by_iteration - other.by_iteration)
-
 
 class Replays:
     """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
 
     def __init__(self, moments: Moments, shown: Int64, ends: IterationEnds, weight: Float64) -> None:
         """shown: the launches that left something. weight: [num_edges] ns of edges where nothing changes."""
-        self._run_graph, self._path, self._iterations = moments.run_graph, moments.path, ends
+        self._path, self._iterations = moments.path, ends
         self._unchanged, self._least = weight, np.minimum(weight, 0)
         times, _ = self._path.run(weight)
-        self._ends = self._run_graph.end_of_launch[shown]
+        self._ends = moments.run_graph.end_of_launch[shown]
         self.makespan_ns = float(times[self._ends].max())
         """From the start of the first kernel to the end of the last, without what counts for nothing."""
         self.num_edges, self.num_iterations = len(weight), len(ends)
@@ -58,15 +54,7 @@ class Replays:
 
     def saved(self, change: Float64) -> Saving:
         """Returns how much earlier all ends with the change. No edge becomes shorter than nothing."""
-        times, _ = self._path.run(self._weight(change))
+        weight = self._unchanged + change
+        times, _ = self._path.run(np.maximum(weight, self._least, out=weight))
         earlier = self._iteration_ends - self._iterations.when(times)
         return Saving(self.makespan_ns - float(times[self._ends].max()), np.diff(earlier, prepend=0.0))
-
-    def critical_path(self, change: Float64) -> Int64:
-        """Returns the edges of the critical path with the change, last first."""
-        times, deciding = self._path.run(self._weight(change))
-        return walk_back(self._run_graph.source, deciding, int(self._ends[times[self._ends].argmax()]), times)
-
-    def _weight(self, change: Float64) -> Float64:
-        weight = self._unchanged + change
-        return np.maximum(weight, self._least, out=weight)
