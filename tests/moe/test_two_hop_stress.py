@@ -167,7 +167,7 @@ def test_a_ring_that_its_chunk_does_not_divide_is_refused():
     ("option", "stage"), [("absent=0", "notify_dispatch"), ("leaves=0", "dispatch"), ("leaves_combine=0", "combine")]
 )
 def test_all_others_give_up_on_a_rank_that_falls_silent(option, stage, transport):
-    options = (option, "combine=always", f"transport={transport}", "timeout_ms=400")
+    options = (option, "combine=always", f"transport={transport}", "timeout_ms=1500")
     done = stress(SLOW, "fibers", Shape(calls=2), *options)
     assert done.returncode == TIMED_OUT, done.stderr
     found = faults_in(done)

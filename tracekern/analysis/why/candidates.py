@@ -280,11 +280,17 @@ def _is_on(route: Route, candidate: Candidate) -> bool:
 
 def _level_with_peers(table: Float64, rows: Int64, hits: Mask) -> None:
     """Gives rows of [num_members, ..., num_iterations] the median of the others, in these iterations."""
-    others = np.delete(table[..., hits], rows, axis=0)
-    table[np.ix_(rows, *map(np.arange, table.shape[1:-1]), np.flatnonzero(hits))] = np.median(others, axis=0)
+    table[np.ix_(rows, *map(np.arange, table.shape[1:-1]), np.flatnonzero(hits))] = _others(table, rows)[..., hits]
 
 
 def _level_with_itself(table: Float64, rows: Int64, hits: Mask) -> None:
-    """Gives rows of [num_members, ..., num_iterations] the median of their other iterations, in these."""
-    usual = np.median(table[rows][..., ~hits], axis=-1, keepdims=True)
-    table[np.ix_(rows, *map(np.arange, table.shape[1:-1]), np.flatnonzero(hits))] = usual
+    """Gives rows of [num_members, ..., num_iterations] in these iterations what they usually have more than the
+    median of the others."""
+    others = _others(table, rows)
+    usual = np.median((table[rows] - others)[..., ~hits], axis=-1, keepdims=True)
+    table[np.ix_(rows, *map(np.arange, table.shape[1:-1]), np.flatnonzero(hits))] = others[..., hits] + usual
+
+
+def _others(table: Float64, rows: Int64) -> Float64:
+    """[..., num_iterations] the median of all members but these."""
+    return np.asarray(np.median(np.delete(table, rows, axis=0), axis=0), float)
