@@ -51,7 +51,7 @@ from tracekern.errors import BadInput
 RATIO = 0.95, 1.05
 MAX_CHANCE = 0.01
 MIN_HITS = 4
-"""Of a habit; fewer are an incident."""
+"""The fewest hits of a habit; fewer are an incident."""
 DELAY_NS = 5_000
 _JUMPS_NS = (300, 3_000, 20_000)
 

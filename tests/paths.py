@@ -1,4 +1,4 @@
-"""Where the tree that is tested lies, for tests in any folder."""
+"""The folders of the tree under test, for tests in any folder."""
 
 from __future__ import annotations
 

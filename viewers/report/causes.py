@@ -35,8 +35,7 @@ def accuse(cause: Cause) -> str:
             return f"The hosts of {who} launch {late}." if many else f"{subject}'s host launches {late}."
         return f"Kernels of {who} begin {late} ({HOST_OR_KERNEL})."
     if candidate.kind is CauseKind.EXTRA:
-        what = (excess.phase.stage or str(excess.phase)) if excess.phase else "what no other rank does"
-        return f"{subject} alone runs {what}{when}."
+        return f"{subject} alone runs {_own_work(excess)}{when}."
     if candidate.kind is CauseKind.AMOUNT:
         what = f": {factor(excess.factor)} as many {excess.phase} as a peer" if excess.phase else ""
         return f"{subject} {'have' if many else 'has'} more work{when}{what}."
@@ -46,10 +45,12 @@ def accuse(cause: Cause) -> str:
 
 
 def name_candidate(candidate: Candidate, is_host: bool = False) -> str:
-    """ "rank 3's slower work", "rank 0's gaps before kernels", "the link 0 → 3"."""
+    """ "rank 3's slower work", "the gaps before kernels of ranks 0-3, all of node n0", "the link 0 → 3"."""
     if candidate.kind is CauseKind.LINK:
         return f"the {_link(candidate)}"
-    return f"{name_ranks(candidate)}'s {'host' if is_host else _THINGS[candidate.kind]}"
+    thing = "host" if is_host else _THINGS[candidate.kind]
+    who = name_ranks(candidate).removesuffix(",")
+    return f"the {thing}{'s' * is_host} of {who}" if candidate.others else f"{who}'s {thing}"
 
 
 def name_ranks(candidate: Candidate) -> str:
@@ -60,7 +61,7 @@ def name_ranks(candidate: Candidate) -> str:
 
 
 def describe_incident(answer: Answer, incident: Incident) -> str:
-    """ "iterations 13 and 37: rank 6's slower work, 198 us (24 %)"."""
+    """ "iterations 13 and 37: rank 6's slower work, 198 us, 24 % of the run"."""
     numbers = [str(number) for number in incident.iterations]
     listed = " and ".join(filter(None, (", ".join(numbers[:-1]), numbers[-1])))
     where = f"iteration{'s' if len(numbers) > 1 else ''} {listed}"
@@ -89,6 +90,13 @@ def describe_phase(phase: Phase) -> str:
     """ "dispatch.copy_token", "between the spans of dispatch"."""
     outside = {BETWEEN_SPANS: "between the spans of", NOT_STARTED: "before the first span of"}
     return f"{outside[phase.event]} {phase.stage or 'no kernel'}" if phase.event in outside else str(phase)
+
+
+def _own_work(excess: Excess) -> str:
+    """ "dispatch.log_stats"; the kernel alone, where it is time outside of its spans."""
+    if excess.phase is None:
+        return "what no other rank does"
+    return excess.phase.stage if excess.phase.event in (BETWEEN_SPANS, NOT_STARTED) else str(excess.phase)
 
 
 def _at_what(excess: Excess) -> str:

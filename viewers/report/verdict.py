@@ -34,7 +34,9 @@ def verdict(findings: Findings) -> str:
     if not answer.causes:
         return f"No cause is named: {_why_none(findings)}."
     first = answer.causes[0]
-    if first.saving.whole_ns < MIN_SHARE * answer.makespan_ns:  # another one hides what it costs
+    if (
+        len(answer.causes) > 1 and first.saving.whole_ns < MIN_SHARE * answer.makespan_ns
+    ):  # another one hides what it costs
         both, last = name_candidate(answer.causes[1].candidate), answer.causes[-1]
         saved = saved_of(answer, last.together_at_least_ns, last.together_ns)
         return f"{accuse(first)} Without it and {both} the run would be {saved} shorter."

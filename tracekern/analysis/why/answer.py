@@ -223,7 +223,7 @@ class _Inquiry:
         """What happened in a few iterations, which are then taken out of all that is compared."""
         found = list[Incident]()
         while self._replays.num_iterations >= MIN_FOR_INCIDENTS and len(found) < _MOST_INCIDENTS:
-            seen = find_incident(self._candidates.measures(self._with_links))
+            seen = find_incident([make() for make in self._candidates.measures(self._with_links)])
             if seen is None:
                 break
             candidate, hits = self._candidates.candidate(seen), seen.pattern.hits
@@ -238,9 +238,9 @@ class _Inquiry:
     def _find(self) -> list[_Found]:
         """All that stands out, measure by measure; each is taken out before the next search."""
         found = dict[Candidate, _Found]()
-        for number in range(len(self._candidates.measures(self._with_links))):
+        for make in self._candidates.measures(self._with_links):
             for seed in range(_MOST_OF_MEASURE):
-                seen = search(self._candidates.measures(self._with_links)[number], seed)
+                seen = search(make(), seed)
                 if seen is None or not seen.stands_out:
                     break
                 candidate, hits = self._candidates.candidate(seen), seen.pattern.hits

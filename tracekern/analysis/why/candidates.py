@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,27 +107,27 @@ class Candidates:
 
     # ---- measures and findings ----
 
-    def measures(self, with_links: bool, with_rare_hosts: bool = False) -> list[Measure]:
-        """Returns the excess of ranks by kind, of single warps, and of links; the same ones whatever was taken out.
+    def measures(self, with_links: bool, with_rare_hosts: bool = False) -> list[Callable[[], Measure]]:
+        """Returns what makes the measures of ranks by kind, of single warps, and of links, from what is left.
 
         with_rare_hosts: also where most iterations begin no kernel, which tells nothing of how hosts vary.
         """
         with_hosts = with_rare_hosts or self.table.hosts.are_in_most_iterations
-        nodes = tuple(self._nodes.values())
-        found = [
-            Measure(kind.value, beside_peers(excess), self._tick_ns, nodes)
-            for kind, excess in self._excess.items()
-            if with_hosts or kind is not CauseKind.HOST
-        ]
-        if self._warps is not None:
-            found.append(Measure(_WARP, beside_peers(self._slowest_warps()[1]), self._tick_ns))
+        of_ranks = [kind for kind in self._excess if with_hosts or kind is not CauseKind.HOST]
+        names = [kind.value for kind in of_ranks] + [_WARP] * (self._warps is not None)
         if with_links and len(self.links.routes) > 1:
-            found += [
-                Measure(CauseKind.LINK.value, beside_peers(self._of_links), self._tick_ns, has_sets=False),
-                Measure(CauseKind.LINKS_OUT.value, beside_peers(self._of_ends(0)), self._tick_ns, nodes),
-                Measure(CauseKind.LINKS_IN.value, beside_peers(self._of_ends(1)), self._tick_ns, nodes),
-            ]
-        return found
+            names += [kind.value for kind in CauseKind if kind.is_of_links]
+        return [functools.partial(self._measure, name) for name in names]
+
+    def _measure(self, name: str) -> Measure:
+        nodes = tuple(self._nodes.values())
+        if name == _WARP:
+            return Measure(name, beside_peers(self._slowest_warps()[1]), self._tick_ns)
+        kind = CauseKind(name)
+        if kind is CauseKind.LINK:
+            return Measure(name, beside_peers(self._of_links), self._tick_ns, has_sets=False)
+        excess = self._of_ends(int(kind is CauseKind.LINKS_IN)) if kind.is_of_links else self._excess[kind]
+        return Measure(name, beside_peers(excess), self._tick_ns, nodes)
 
     def candidate(self, finding: Finding, as_measured: bool = False) -> Candidate:
         """Returns what a finding is of: of links, whether it is one link or a rank's. as_measured: no such question."""
@@ -185,7 +187,7 @@ class Candidates:
     def costliest(self, most: int, with_links: bool) -> list[tuple[float, Candidate]]:
         """Returns (mean excess, candidate) of single ranks and links, at most so many of each kind, largest first."""
         found = list[tuple[float, Candidate]]()
-        for measure in self.measures(with_links, with_rare_hosts=True):
+        for measure in (make() for make in self.measures(with_links, with_rare_hosts=True)):
             if measure.name == _WARP or len(measure.excess) < 2:
                 continue
             mean, everything = measure.excess.mean(axis=1), Pattern(np.ones(measure.excess.shape[1], bool))

@@ -28,7 +28,7 @@ _PERSISTENCES = np.append(np.linspace(0, 0.9, 19), [0.925, 0.95, 0.97])
 _LONG = 64
 """A series of more iterations shows its persistence as it is."""
 _MANY, _SURE = 200, 2.5
-"""Of so many numbers, correlations further apart count, from so many standard errors on."""
+"""Correlations 2 and 3 apart count if the table has so many numbers, and they exceed so many standard errors."""
 _ALIKE = 1.5
 """Members of a set differ by no more than such a factor."""
 _CLIP = 4.0
@@ -143,7 +143,7 @@ class _Search:
         inside = np.ix_(self.members, known[self.pattern].hits)
         rest[inside] -= rest[inside].mean(axis=1, keepdims=True)
         self.noise = _Noise(rest, measure, known)
-        """What is left of the excess without it, as a source of runs in which members are alike."""
+        """Draws runs in which members are alike from the excess that is left without the finding."""
         self.spread_ns = float(_spread(measure.excess, measure.floor_ns)) * self.noise.inflation
         self.largest = float(max(by_set.max(), by_group.max(initial=-np.inf))) / self.spread_ns
 

@@ -30,7 +30,7 @@ class Pieces(Table):
     rank: Int64
     """Index into Timeline.ranks."""
     edge: Int64
-    """Of the run graph."""
+    """Edge of the run graph that each piece is a part of."""
     run: Int64
     """Index into EventGraph.runs."""
     iteration: Int64
