@@ -76,7 +76,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.analysis.questions.summary import summarize
     from tracekern.analysis.questions.time_shares import share_time
     from tracekern.analysis.waits.analyze import analyze_waits
-    from tracekern.analysis.waits.matrix import find_abnormal, wait_matrix
+    from tracekern.analysis.waits.matrix import wait_matrix
     from tracekern.analysis.waits.statistics import wait_statistics
     from tracekern.analysis.why.answer import explain
     from tracekern.analysis.why.critical_path import critical_path
@@ -90,7 +90,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     questions: dict[str, Callable[[], Any]] = {
         "waits": lambda: analyze_waits(timeline),
         "statistics": lambda: wait_statistics(waits),
-        "matrix": lambda: find_abnormal(wait_matrix(timeline, waits)),
+        "matrix": lambda: wait_matrix(timeline, waits),
         "event graph": lambda: build_graph(timeline),
         "run graph": lambda: find_moments(timeline, graph, waits),
         "causes": lambda: explain(timeline, graph, waits, moments, iterations),

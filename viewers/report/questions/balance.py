@@ -7,7 +7,6 @@ from typing import Any
 
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.questions.balance import Balance, WorkLoad, load_imbalance
-from tracekern.analysis.waits.matrix import LINE_FACTOR
 from tracekern.formatting import count, duration, escape, percent, three_digits
 from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table
@@ -15,6 +14,8 @@ from tracekern.viewers.report.question import Question
 
 _MAX_EXPERTS = 512
 _MAX_PHASES = 5
+_UNEVEN = 1.25
+"""A block is told of that works so many times as long as the mean of its rank."""
 
 
 def draw(findings: Findings) -> Answer:
@@ -68,7 +69,7 @@ def _busiest_block(balance: Balance) -> list[str]:
         ((load_imbalance(loads), loads) for loads in of_ranks if any(load.busy_ns for load in loads)),
         key=lambda entry: entry[0],
     )
-    if factor < LINE_FACTOR:
+    if factor < _UNEVEN:
         return []
     busiest = max(loads, key=lambda load: load.busy_ns)
     return [

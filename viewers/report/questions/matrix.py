@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.waits.matrix import Abnormal, WaitMatrix, find_abnormal
+from tracekern.analysis.waits.matrix import WaitMatrix
+from tracekern.analysis.why.candidates import Candidate, CauseKind
 from tracekern.formatting import count, duration, escape, ranks, sentence
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Answer, Figure, table
@@ -12,7 +13,7 @@ from tracekern.viewers.report.verdict import charged, why_no_rank
 
 _ALONE = "There is one rank: it can wait only for itself."
 _MAX_NAMED = 8
-_MAX_FRAMED = 2
+_MAX_FRAMED = 4
 
 
 def draw(findings: Findings) -> Answer:
@@ -26,23 +27,13 @@ def draw(findings: Findings) -> Answer:
         unknown = why_no_rank(findings)
         answer = escape(sentence(unknown)) if unknown else "No rank waited for another one."
         return Answer(answer + absent)
-    abnormal = find_abnormal(matrix)
-    body: list[str | Figure] = [_picture(matrix, abnormal)]
-    if abnormal:
-        body.append(
-            "<ul class='lines'>"
-            + "".join(
-                f"<li><span class='word'>{_factor(one)}</span><span>{_say(one)}</span></li>"
-                for one in abnormal[:_MAX_NAMED]
-            )
-            + "</ul>"
-        )
+    named = [cause.candidate for cause in findings.answer.causes]
+    body: list[str | Figure] = [_picture(matrix, named)]
     body += ["<h3>How long each rank made the others wait</h3>", _blame_table(findings)]
     aside = (
         "Each row is a waiting rank, each column the rank it waits for. A cell sums the waits of all warps, colours "
-        "are logarithmic. The diagonal is waiting for warps of the same rank. A row or column is listed if it "
-        "is at least 1.25 times, a cell if it is at least 2 times, what the medians of its row and column predict, and "
-        "if the excess is more than two clock ticks a wait. The two that cost most are framed."
+        "are logarithmic. The diagonal is waiting for warps of the same rank. Framed are the ranks and links that are "
+        "named as causes. A dark cell is no cause: who waits long may hold up nothing."
     )
     return Answer(_answer(findings), body, aside)
 
@@ -66,7 +57,7 @@ def _answer(findings: Findings) -> str:
     return escape(sentence(unknown))
 
 
-def _picture(matrix: WaitMatrix, abnormal: tuple[Abnormal, ...]) -> Figure:
+def _picture(matrix: WaitMatrix, named: list[Candidate]) -> Figure:
     hover = [
         [
             f"rank {waiter} waits for rank {peer}<br>{duration(sum_ns)} in {count(number, 'wait')} (±{duration(doubt)})"
@@ -78,30 +69,24 @@ def _picture(matrix: WaitMatrix, abnormal: tuple[Abnormal, ...]) -> Figure:
             matrix.ranks, matrix.sum_ns.tolist(), matrix.count.tolist(), matrix.doubt_ns.tolist(), strict=True
         )
     ]
-    place = {rank: idx for idx, rank in enumerate(matrix.ranks)}
-    last = len(matrix.ranks) - 1
-    marked = []
-    for one in abnormal[:_MAX_FRAMED]:
-        top, bottom = (0, last) if one.rank is None else (place[one.rank],) * 2
-        left, right = (0, last) if one.peer is None else (place[one.peer],) * 2
-        marked.append((top, left, bottom, right))
+    marked = [frame for candidate in named for frame in _frames(matrix, candidate)][:_MAX_FRAMED]
     names = [str(rank) for rank in matrix.ranks]
     return heatmap(
         names, matrix.sum_ns.tolist(), hover, marked, "Wait time between ranks: rows wait, columns are waited for"
     )
 
 
-def _factor(one: Abnormal) -> str:
-    return f"{one.factor:.1f} x"
-
-
-def _say(one: Abnormal) -> str:
-    excess = f"{duration(one.excess_ns)} above what is expected"
-    if one.peer is None:
-        return f"rank {one.rank} waits longer than the other ranks for every peer: {excess}"
-    if one.rank is None:
-        return f"all ranks wait longer for rank {one.peer} than for others: {excess}"
-    return f"rank {one.rank} waits for rank {one.peer} longer than either does elsewhere: {excess}"
+def _frames(matrix: WaitMatrix, candidate: Candidate) -> list[tuple[int, int, int, int]]:
+    """Where a cause is in the matrix, (row, column) to (row, column): others wait for its ranks, or on its links."""
+    if candidate.kind is CauseKind.RING:
+        return []
+    last, place = len(matrix.ranks) - 1, {rank: idx for idx, rank in enumerate(matrix.ranks)}
+    one = [place[rank] for rank in candidate.ranks]
+    if candidate.kind is CauseKind.LINK:
+        return [(place[candidate.peer], one[0], place[candidate.peer], one[0])]
+    if candidate.kind is CauseKind.LINKS_IN:
+        return [(row, 0, row, last) for row in one]
+    return [(0, column, last, column) for column in one]
 
 
 def _blame_table(findings: Findings) -> str:
