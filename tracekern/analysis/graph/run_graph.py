@@ -28,10 +28,9 @@ from tracekern.timeline.table import Table
 _NEVER = np.iinfo(np.int64).min
 _HELD_UP = 0.5
 """A wait that lasts this part of a flag's way was held up by the flag."""
-_POLLS = 3
-"""So was one that lasts as many times as long as a poll,"""
-_ON_ITS_WAY = 16
-"""unless the flag would have taken as many times as long as usual."""
+_POLLS, _PART, _AS_USUAL = 3, 0.2, 2
+"""So was one that lasts as many times as long as a poll, and this part of the way, or whose flag took at most as many
+times as long as others of its pair. Single polls are slow, too, long after the flag was there."""
 
 
 class EdgeKind(enum.IntEnum):
@@ -317,9 +316,10 @@ def _time_waits(timeline: Timeline, waits: Waits, latest: Int64, over: Int64) ->
     # Of those that found their signal there most only polled once.
     there = known & ~held_up
     polled = quantile_of_groups(by_phase.group[there], lasted[there], len(by_phase), 0.25)[by_phase.group]
-    held_up |= known & (lasted > _POLLS * polled) & (flag <= _ON_ITS_WAY * usual)
+    held_up |= known & (lasted > _POLLS * polled) & (lasted >= _PART * flag)
     of_pair = median_of_groups(by_pair.group[held_up], flag[held_up], len(by_pair))[by_pair.group]
     usual = np.nan_to_num(np.where(np.isfinite(of_pair), of_pair, usual))
+    held_up |= known & (lasted > _POLLS * polled) & (flag <= _AS_USUAL * usual)
     return _WaitTimes(
         latency=np.where(held_up, passed, np.minimum(drain + usual, passed)).astype(float),
         least=np.where(held_up, np.minimum(np.nan_to_num(polled), lasted), lasted).astype(float),
