@@ -123,9 +123,28 @@ def test_a_cause_costs_what_the_run_is_longer_with_it(case: Case, wanted: Candid
     assert named(findings.answer) == [wanted]
     (cause,) = findings.answer.causes
     assert cause.saving.whole_ns == pytest.approx(cost_ns, rel=0.05)
+    assert cause.within_ns[0] <= cost_ns <= cause.within_ns[1]
     assert cause.saving.by_iteration.sum() == pytest.approx(cause.saving.whole_ns, rel=0.01)
     assert findings.answer.makespan_ns == pytest.approx(truth.makespan_ns, rel=0.001)
     assert headlines(findings)[0].text.startswith(said)
+
+
+@pytest.mark.parametrize("injections", [(), (SlowWork(DELAY_NS, rank=7),)], ids=["alone", "slow rank"])
+def test_rings_that_are_too_small_cost_what_the_run_is_longer_than_with_room(
+    injections: tuple[Injection, ...], tmp_path: Path
+):
+    """Behind a rank that is always slow a larger ring helps little, and a small one is not to blame for it."""
+    case = Case(Shape.CREDITS, 8, 40, injections, noise=0.3, window=1, is_persistent=True)
+    truth = simulate(case, 73, tmp_path / "full")
+    room = simulate(dataclasses.replace(case, has_room=True), 73, tmp_path / "room")
+    findings = Findings(tracekern.load(truth.directory))
+    (ring,) = (cause for cause in findings.answer.causes if cause.candidate.kind is CauseKind.RING)
+    assert ring.saving.whole_ns == pytest.approx(truth.makespan_ns - room.makespan_ns, rel=0.05)
+    assert of_rank(7) in named(findings.answer) or not injections
+    if not injections:
+        assert headlines(findings)[0].text.startswith("The rings of channel room are too small: warps wait for room")
+    wide = Findings(tracekern.load(simulate(dataclasses.replace(case, window=8), 73, tmp_path / "wide").directory))
+    assert not any(cause.candidate.kind is CauseKind.RING for cause in wide.answer.causes)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +158,10 @@ def test_a_cause_costs_what_the_run_is_longer_with_it(case: Case, wanted: Candid
         (
             Case(Shape.EXCHANGE, 4, 20, (Drain(10_000, source=1, destination=3), SlowWork(DELAY_NS, rank=0)), 0.02),
             {Candidate(CauseKind.LINK, 1, 3), of_rank(0)},
+        ),
+        (
+            Case(Shape.EXCHANGE, 4, 20, (Latency(20_000, source=1, destination=3), SlowWork(DELAY_NS, rank=3)), 0.02),
+            {Candidate(CauseKind.LINK, 1, 3), of_rank(3)},
         ),
     ],
 )

@@ -183,6 +183,9 @@ class Case:
     """The host's launches are on record as ranges."""
     work_ns: int = 20_000
     window: int = 2
+    """Slots of the ring between two ranks of `CREDITS`."""
+    has_room: bool = False
+    """The rings have room at all times: nobody waits for it, with the same noise in all else."""
     latency_ns: int = 600
     drain_ns: int = 400
     see_ns: int = 100

@@ -24,7 +24,12 @@ _THINGS = {
 def accuse(cause: Cause) -> str:
     """What the cause does, as a sentence."""
     candidate, excess = cause.candidate, cause.excess
-    when = describe_pattern(cause.finding.pattern)
+    if candidate.kind is CauseKind.RING:
+        slots = f", which have {count(excess.slots, 'slot')}," if excess.slots else ""
+        where = "within the rank" if candidate.peer == candidate.rank else f"at rank {candidate.peer}"
+        longest = f"longest those of rank {candidate.rank} ({duration(excess.ns)} in all, {where})"
+        return f"The rings of channel {candidate.channel}{slots} are too small: warps wait for room, {longest}."
+    when = describe_pattern(cause.finding.pattern) if cause.finding else ""
     many, who = len(candidate.ranks) > 1, name_ranks(candidate)
     subject = f"{who[0].upper()}{who[1:]}"
     if candidate.kind.is_of_links:
@@ -48,6 +53,8 @@ def name_candidate(candidate: Candidate, is_host: bool = False) -> str:
     """ "rank 3's slower work", "the gaps before kernels of ranks 0-3, all of node n0", "the link 0 → 3"."""
     if candidate.kind is CauseKind.LINK:
         return f"the {_link(candidate)}"
+    if candidate.kind is CauseKind.RING:
+        return f"the size of the rings {candidate.channel}"
     thing = "host" if is_host else _THINGS[candidate.kind]
     who = name_ranks(candidate).removesuffix(",")
     return f"the {thing}{'s' * is_host} of {who}" if candidate.others else f"{who}'s {thing}"

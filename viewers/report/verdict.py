@@ -41,7 +41,8 @@ def verdict(findings: Findings) -> str:
         saved = saved_of(answer, last.together_at_least_ns, last.together_ns)
         return f"{accuse(first)} Without it and {both} the run would be {saved} shorter."
     saved = saved_of(answer, first.at_least_ns, first.saving.whole_ns)
-    return f"{accuse(first)} The run would be {saved} shorter without{_mostly_in(first.saving)}."
+    how = "if there were always room" if first.candidate.kind is CauseKind.RING else "without"
+    return f"{accuse(first)} The run would be {saved} shorter {how}{_mostly_in(first.saving)}."
 
 
 def transfer_blames(findings: Findings) -> tuple[TransferBlame, ...]:
@@ -82,14 +83,19 @@ def evidence(findings: Findings) -> str:
     answer = findings.answer
     if not answer.causes:
         return _largest(answer)
-    first = answer.causes[0].finding
+    cause, first = answer.causes[0], answer.causes[0].finding
+    if first is None:
+        return "a replay in which nobody waits for room; nothing is compared"
     over = count(int(first.pattern.hits.sum()), "iteration")
     things = "links" if answer.causes[0].candidate.kind.is_of_links else "ranks"
     is_of_warps = answer.causes[0].candidate.kind in (CauseKind.PACE, CauseKind.AMOUNT, CauseKind.EXTRA)
     warps = ", all warps together" if is_of_warps and answer.causes[0].excess.warp is None else ""
     seen = f"{duration(first.excess_ns)} more than its peers{warps}, by the mean of {over}"
     alike = f"{things} that are all alike show less than {duration(first.alike_ns)}"
-    return f"{seen}; {alike}{_CONTRADICTED if findings.is_contradicted else ''}"
+    is_exact = cause.at_least_ns is not None and cause.at_least_ns == cause.saving.whole_ns
+    low, high = map(duration, cause.within_ns)
+    sure = f"; what it saves lies between {low} and {high} in 19 of 20 such runs" if is_exact else ""
+    return f"{seen}; {alike}{sure}{_CONTRADICTED if findings.is_contradicted else ''}"
 
 
 def following(findings: Findings) -> str:

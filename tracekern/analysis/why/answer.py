@@ -22,12 +22,16 @@ from tracekern.analysis.why.incidents import MIN_FOR_INCIDENTS, find_incident
 from tracekern.analysis.why.replays import Replays, Saving
 from tracekern.formatting import brief, percent
 from tracekern.timeline.facts.iterations import Iterations
-from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Timeline
+from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Mask, Timeline
 from tracekern.timeline.select import Window
 
 MIN_SHARE = 0.01
 """A cause is named from this share of the run on, however sure it is."""
 _MOST_OF_MEASURE, _MOST_INCIDENTS = 8, 12
+_SURE = 2.0
+"""So many standard errors hold in 19 of 20 runs."""
+_TICKS = 3
+"""By so many ticks of the clock what an iteration saves may be wrong: that of pieces that follow each other."""
 _MAX_OF_KIND = 4
 """Ranks, or links, of each kind whose cost is worked out whether they are named or not."""
 _MOST_UNMATCHED = 0.1
@@ -67,7 +71,10 @@ class Cause:
     candidate: Candidate
     saving: Saving
     """At most, without this cause alone: hosts ask for a kernel as long after the one before it ended as they did."""
-    finding: Finding
+    within_ns: tuple[float, float]
+    """What it saves lies between these in 19 runs of 20, as its excess is known from so many iterations."""
+    finding: Finding | None
+    """What makes it stand out among its peers; None of rings, which have none."""
     at_least_ns: float | None
     """Saving of the whole run if hosts that ran ahead ask when they did; None if that is not on record."""
     together_ns: float
@@ -79,7 +86,7 @@ class Cause:
 
     @property
     def excess_ns(self) -> float:
-        return self.finding.excess_ns
+        return self.finding.excess_ns if self.finding else self.excess.ns
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,9 @@ class _Found:
     """What stands out, and the run without it."""
 
     candidate: Candidate
-    finding: Finding
+    finding: Finding | None
+    hits: Mask
+    """[num_iterations] in which it takes longer."""
     warp: int
     """See Pieces.writer; -1: all."""
     change: Float64
@@ -178,6 +187,7 @@ class _Inquiry:
         """own_hosts: the same run with times of their own for hosts that run ahead, where these are on record."""
         self._timeline, self._replays, self._candidates, self._own_hosts = timeline, replays, candidates, own_hosts
         self._unchanged = np.zeros(replays.num_edges)
+        self._always = np.ones(max(replays.num_iterations, 1), bool)
         # Where clocks contradict the messages, how long these took is not on record.
         self._with_links = not any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
         self._worth_ns = MIN_SHARE * replays.makespan_ns
@@ -187,7 +197,8 @@ class _Inquiry:
         even_hosts_ns = self._replays.saved(self._candidates.table.hosts.even()).whole_ns
         incidents = self._incidents()
         silence = self._why_nobody()
-        found = [] if silence else self._find()
+        found = [] if silence is Silence.CPU else self._rings()
+        found += [] if silence else self._find()
         kept = self._worth_naming(found)
         halves = [one for one in kept if self._is_half(one, kept)]
         causes = self._causes([one for one in kept if one not in halves])
@@ -212,10 +223,11 @@ class _Inquiry:
         return Silence.FEW_ITERATIONS if self._replays.num_iterations < MIN_ITERATIONS else None
 
     def _costs(self) -> tuple[Cost, ...]:
-        everything = np.ones(max(self._replays.num_iterations, 1), bool)
+        known = self._candidates.costliest(_MAX_OF_KIND, self._with_links)
+        known += [(self._candidates.describe(one, self._always).ns, one) for one in self._candidates.of_rings()]
         found = [
-            Cost(one, self._replays.saved(self._candidates.without(one, everything)), excess_ns)
-            for excess_ns, one in self._candidates.costliest(_MAX_OF_KIND, self._with_links)
+            Cost(one, self._replays.saved(self._candidates.without(one, self._always)), excess_ns)
+            for excess_ns, one in known
         ]
         return tuple(sorted(found, key=lambda cost: -cost.saving.whole_ns))
 
@@ -235,6 +247,14 @@ class _Inquiry:
                 found.append(Incident(candidate, iterations, saving, seen.excess_ns))
         return tuple(sorted(found, key=lambda one: -one.saving.whole_ns))
 
+    def _rings(self) -> list[_Found]:
+        """Rings that ranks wait for room in: no chance, but a size, and a replay says what it costs."""
+        found = []
+        for one in self._candidates.of_rings():
+            change = self._candidates.without(one, self._always)
+            found.append(_Found(one, None, self._always, -1, change, self._replays.saved(change)))
+        return found
+
     def _find(self) -> list[_Found]:
         """All that stands out, measure by measure; each is taken out before the next search."""
         found = dict[Candidate, _Found]()
@@ -253,7 +273,7 @@ class _Inquiry:
                     for other in found.values():
                         change[other.change != 0] = 0
                 self._candidates.take_out(candidate, hits)
-                found[candidate] = _Found(candidate, seen, warp, change, self._replays.saved(change))
+                found[candidate] = _Found(candidate, seen, hits, warp, change, self._replays.saved(change))
         return list(found.values())
 
     def _worth_naming(self, found: list[_Found]) -> list[_Found]:
@@ -269,7 +289,7 @@ class _Inquiry:
 
     def _is_half(self, one: _Found, kept: list[_Found]) -> bool:
         """Whether it, or all that is found of its kind, is half of the ranks or more, without being a node."""
-        if one.candidate.kind.is_of_links or one.candidate.node:
+        if one.finding is None or one.candidate.kind.is_of_links or one.candidate.node:
             return False
         num_ranks = len(self._timeline.ranks)
         if len(one.candidate.ranks) > 1 and 2 * len(one.candidate.ranks) >= num_ranks:
@@ -284,20 +304,32 @@ class _Inquiry:
     def _causes(self, found: list[_Found]) -> tuple[Cause, ...]:
         causes = list[Cause]()
         for number, one in enumerate(found, 1):
-            hits, together_ns = one.finding.pattern.hits, self._together(found[:number])
+            together_ns = self._together(found[:number])
             causes.append(
                 Cause(
                     one.candidate,
                     one.alone,
+                    self._within(one),
                     one.finding,
                     self._at_least([one], one.alone.whole_ns),
                     together_ns,
                     self._at_least(found[:number], together_ns),
-                    self._candidates.describe(one.candidate, hits, one.warp),
-                    one.candidate.kind is CauseKind.HOST and self._candidates.is_host(one.candidate, hits),
+                    self._candidates.describe(one.candidate, one.hits, one.warp),
+                    one.candidate.kind is CauseKind.HOST and self._candidates.is_host(one.candidate, one.hits),
                 )
             )
         return tuple(causes)
+
+    def _within(self, one: _Found) -> tuple[float, float]:
+        """What the run saves if the excess is as much smaller, or larger, as it may well be, with what ticks leave."""
+        finding, known = one.finding, one.alone.whole_ns
+        error = _SURE * finding.error_ns / finding.excess_ns if finding else 0.0
+        found = [
+            known,
+            *(self._replays.saved(one.change * (1 + by)).whole_ns for by in (-min(error, 1.0), error) if by),
+        ]
+        rounding_ns = _TICKS * self._candidates.tick_ns * int(one.hits.sum())
+        return min(found) - rounding_ns, max(found) + rounding_ns
 
     def _at_least(self, found: list[_Found], most_ns: float) -> float | None:
         """What the run would save without these, if hosts that ran ahead asked when they did."""
@@ -305,8 +337,5 @@ class _Inquiry:
             return most_ns  # what is not launched needs no host
         if self._own_hosts is None:
             return None
-        changes = (
-            self._candidates.without(one.candidate, one.finding.pattern.hits, own_hosts=True, warp=one.warp)
-            for one in found
-        )
+        changes = (self._candidates.without(one.candidate, one.hits, own_hosts=True, warp=one.warp) for one in found)
         return min(max(self._own_hosts.saved(sum(changes, self._unchanged)).whole_ns, 0.0), most_ns)

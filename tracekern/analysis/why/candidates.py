@@ -18,6 +18,7 @@ from tracekern.analysis.why.chance import Finding, Measure, Pattern, beside_peer
 from tracekern.analysis.why.links import Links, Route
 from tracekern.analysis.why.outside_spans import longest_gap
 from tracekern.analysis.why.peers import Part, PeerTable
+from tracekern.analysis.why.rings import Rings
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 _MOST, _NEARLY_ALL = 0.6, 0.8
@@ -40,6 +41,8 @@ class CauseKind(enum.Enum):
     """So do those of all links out of a rank, ..."""
     LINKS_IN = "links_in"
     """... or into it."""
+    RING = "ring"
+    """A channel's rings have too few slots: ranks wait for room. Nobody is compared with anybody."""
 
     @property
     def is_of_links(self) -> bool:
@@ -50,13 +53,15 @@ class CauseKind(enum.Enum):
 class Candidate:
     kind: CauseKind
     rank: int
-    """The rank; the source of a link."""
+    """The rank; the source of a link; the rank that waits longest for room in a ring."""
     peer: int = -1
-    """The destination of a link; else -1."""
+    """The destination of a link or ring; else -1."""
     others: tuple[int, ...] = ()
     """More ranks of which the same is true."""
     node: str = ""
     """The node, where all of its ranks, and no others, are meant."""
+    channel: str = ""
+    """The channel of rings, all of which are meant; else ""."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -68,7 +73,8 @@ class Excess:
     """How far a cause exceeds its peers."""
 
     ns: float
-    """How much later a host is in the median iteration; how much longer a link takes a message; else 0."""
+    """How much later a host is in the median iteration; how much longer a link takes a message; how long warps of the
+    rank waited for room in a ring, added up; else 0."""
     factor: float
     """How many times as long each piece of work takes, or as many pieces there are, ..."""
     phase: Phase | None
@@ -77,6 +83,8 @@ class Excess:
     """(block, warp) of the only one that takes longer; None where it is not one alone."""
     between: tuple[str, str] | None = None
     """Events that time outside of spans lies between: "" for the begin or the end of the kernel."""
+    slots: int = 0
+    """What a ring holds; 0 where that is not on record."""
 
 
 class Candidates:
@@ -87,9 +95,10 @@ class Candidates:
     ) -> None:
         self.table = PeerTable(timeline, graph, waits, run_graph, ends)
         self.links = Links(timeline, graph, waits, run_graph, ends)
+        self.rings = Rings(timeline, waits, run_graph)
         self._graph, self._timeline = graph, timeline
         self._ranks = [rank.rank for rank in timeline.ranks]
-        self._tick_ns = float(max(rank.resolution_ns for rank in timeline.ranks))
+        self.tick_ns = float(max(rank.resolution_ns for rank in timeline.ranks))
         table = self.table
         self._excess = {
             CauseKind.PACE: table.pace_ns(),
@@ -122,12 +131,12 @@ class Candidates:
     def _measure(self, name: str) -> Measure:
         nodes = tuple(self._nodes.values())
         if name == _WARP:
-            return Measure(name, beside_peers(self._slowest_warps()[1]), self._tick_ns)
+            return Measure(name, beside_peers(self._slowest_warps()[1]), self.tick_ns)
         kind = CauseKind(name)
         if kind is CauseKind.LINK:
-            return Measure(name, beside_peers(self._of_links), self._tick_ns, has_sets=False)
+            return Measure(name, beside_peers(self._of_links), self.tick_ns, has_sets=False)
         excess = self._of_ends(int(kind is CauseKind.LINKS_IN)) if kind.is_of_links else self._excess[kind]
-        return Measure(name, beside_peers(excess), self._tick_ns, nodes)
+        return Measure(name, beside_peers(excess), self.tick_ns, nodes)
 
     def candidate(self, finding: Finding, as_measured: bool = False) -> Candidate:
         """Returns what a finding is of: of links, whether it is one link or a rank's. as_measured: no such question."""
@@ -193,7 +202,7 @@ class Candidates:
             mean, everything = measure.excess.mean(axis=1), Pattern(np.ones(measure.excess.shape[1], bool))
             for member in np.argsort(-mean)[:most].tolist():
                 if mean[member] > 0:
-                    one = Finding(measure.name, np.array([member]), everything, float(mean[member]), np.nan, False)
+                    one = Finding(measure.name, np.array([member]), everything, float(mean[member]))
                     found.append((float(mean[member]), self.candidate(one)))
         return found
 
@@ -215,12 +224,19 @@ class Candidates:
     def _indices(self, candidate: Candidate) -> Int64:
         return np.array([self._ranks.index(rank) for rank in candidate.ranks], np.int64)
 
+    def of_rings(self) -> list[Candidate]:
+        """Returns the channels of rings that somebody waited for room in."""
+        found = self.rings.fullest.values()
+        return [Candidate(CauseKind.RING, ring.sender, ring.receiver, channel=ring.channel) for ring in found]
+
     # ---- the run without it ----
 
     def without(self, candidate: Candidate, hits: Mask, own_hosts: bool = False, warp: int = -1) -> Float64:
         """[num_edges] ns that each edge of the run graph takes longer. own_hosts: of Asks.weight()."""
         if candidate.kind.is_of_links:
             return sum((self.links.without(route, hits) for route in _routes(candidate)), np.zeros(1))
+        if candidate.kind is CauseKind.RING:
+            return self.rings.without(candidate.channel)
         part = Part(self._indices(candidate), hits, warp)
         if candidate.kind is CauseKind.HOST:
             return self.table.hosts.without_asks(part) if own_hosts else self.table.hosts.without(part)
@@ -242,6 +258,9 @@ class Candidates:
             return Excess(
                 float(np.mean([self.links.longer_ns(route, hits) for route in _routes(candidate)])), 1.0, None
             )
+        if candidate.kind is CauseKind.RING:
+            ring = self.rings.fullest[candidate.channel]
+            return Excess(float(ring.late_ns), 1.0, None, slots=ring.slots)
         part = Part(self._indices(candidate), hits, warp)
         if candidate.kind is CauseKind.HOST:
             return Excess(self.table.hosts.mean_excess_ns(part), 1.0, None)

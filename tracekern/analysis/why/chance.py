@@ -73,9 +73,11 @@ class Finding:
     pattern: Pattern
     excess_ns: float
     """Mean excess of a member in an iteration of the pattern."""
-    alike_ns: float
+    stands_out: bool = False
+    error_ns: float = np.nan
+    """The standard error of the excess."""
+    alike_ns: float = np.nan
     """Members that are all alike would show less than this."""
-    stands_out: bool
 
 
 def patterns(num_iterations: int) -> tuple[Pattern, ...]:
@@ -122,7 +124,7 @@ def search(measure: Measure, seed: int = 0) -> Finding | None:
     excess_ns = float(measure.excess[seen.members][:, hits].mean())
     alike_ns = max(largest) * seen.spread_ns / float(np.sqrt(len(seen.members) * (hits.sum() - 1)))
     stands_out = excess_ns > 0 and max(largest) < seen.largest
-    return Finding(measure.name, seen.members, known[seen.pattern], excess_ns, alike_ns, stands_out)
+    return Finding(measure.name, seen.members, known[seen.pattern], excess_ns, stands_out, seen.error_ns, alike_ns)
 
 
 class _Search:
@@ -145,6 +147,8 @@ class _Search:
         self.noise = _Noise(rest, measure, known)
         """Draws runs in which members are alike from the excess that is left without the finding."""
         self.spread_ns = float(_spread(measure.excess, measure.floor_ns)) * self.noise.inflation
+        of_rest = float(_spread(rest, measure.floor_ns)) * self.noise.inflation
+        self.error_ns = of_rest / float(np.sqrt(max(len(self.members) * known[self.pattern].hits.sum(), 1)))
         self.largest = float(max(by_set.max(), by_group.max(initial=-np.inf))) / self.spread_ns
 
     def _alike(self, members: Int64, sums: Float64) -> Int64:

@@ -35,5 +35,5 @@ def _of_measure(measure: Measure) -> Finding | None:
         if len(set(member[:count].tolist())) == 1 and own.min() > _FAR * floor:
             hits = np.zeros(measure.excess.shape[1], bool)
             hits[iteration[:count]] = True
-            return Finding(measure.name, member[:1], Pattern(hits), float(own.min()), _FAR * floor, True)
+            return Finding(measure.name, member[:1], Pattern(hits), float(own.min()), stands_out=True)
     return None

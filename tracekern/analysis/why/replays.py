@@ -39,7 +39,7 @@ class Saving:
 
 
 class Replays:
-    """Takes changes: [num_edges] ns that each edge of the run graph takes longer."""
+    """Takes changes: [num_edges] ns that each edge of the run graph takes longer; -inf where nothing waits for it."""
 
     def __init__(self, moments: Moments, shown: Int64, ends: IterationEnds, weight: Float64) -> None:
         """shown: the launches that left something. weight: [num_edges] ns of edges where nothing changes."""
@@ -55,6 +55,7 @@ class Replays:
     def saved(self, change: Float64) -> Saving:
         """Returns how much earlier all ends with the change. No edge becomes shorter than nothing."""
         weight = self._unchanged + change
-        times, _ = self._path.run(np.maximum(weight, self._least, out=weight))
+        np.maximum(weight, self._least, out=weight, where=change > -np.inf)
+        times, _ = self._path.run(weight)
         earlier = self._iteration_ends - self._iterations.when(times)
         return Saving(self.makespan_ns - float(times[self._ends].max()), np.diff(earlier, prepend=0.0))

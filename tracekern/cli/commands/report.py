@@ -109,6 +109,7 @@ def _causes(causes: Sequence[Cause]) -> list[dict[str, Any]]:
     return [
         {
             **_cost(cause),
+            "within_ns": cause.within_ns,
             "saved_at_least_ns": cause.at_least_ns,
             "together_ns": cause.together_ns,
             "together_at_least_ns": cause.together_at_least_ns,
@@ -118,8 +119,9 @@ def _causes(causes: Sequence[Cause]) -> list[dict[str, Any]]:
             "phase": str(cause.excess.phase) if cause.excess.phase else None,
             "warp": cause.excess.warp,
             "between": cause.excess.between,
-            "pattern": _pattern(cause.finding.pattern),
-            "alike_ns": cause.finding.alike_ns,
+            "slots": cause.excess.slots or None,
+            "pattern": _pattern(cause.finding.pattern) if cause.finding else None,
+            "alike_ns": cause.finding.alike_ns if cause.finding else None,
         }
         for cause in causes
     ]
@@ -155,6 +157,7 @@ def _cost(cost: Cause | Cost | Incident) -> dict[str, Any]:
         "peer": candidate.peer if candidate.peer >= 0 else None,
         "others": candidate.others,
         "node": candidate.node or None,
+        "channel": candidate.channel or None,
         "saved_ns": cost.saving.whole_ns,
         "by_iteration": of_iteration,
         "more_than_peers_ns": cost.excess_ns,

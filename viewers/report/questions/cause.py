@@ -67,7 +67,7 @@ def _row(answer: Costs, cost: Cause | Cost) -> list[str]:
         saved,
         _each(cost.saving),
         duration(cost.excess_ns),
-        duration(cost.finding.alike_ns) if isinstance(cost, Cause) else "-",
+        duration(cost.finding.alike_ns) if isinstance(cost, Cause) and cost.finding else "-",
     ]
 
 
