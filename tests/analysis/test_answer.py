@@ -96,7 +96,7 @@ def of_rank(rank: int, kind: CauseKind = CauseKind.PACE) -> Candidate:
         (
             Case(Shape.EXCHANGE, 4, 20, (Latency(DELAY_NS, source=1, destination=3),), 0.02),
             Candidate(CauseKind.LINK, 1, 3),
-            "Messages on the link 1 → 3 take 4.97 us longer than on other links.",
+            "Messages on the link 1 → 3 take 4.98 us longer than on other links.",
         ),
         (
             Case(Shape.EXCHANGE, 4, 10, (Drain(DELAY_NS, source=1, destination=3),), 0.02),

@@ -37,3 +37,11 @@ def test_the_same_seed_gives_the_same_noise_with_and_without_an_injection(tmp_pa
     upstream = [[wait for wait in truth.waits if wait.rank < 3] for truth in (slow, plain)]
     assert upstream[0] == upstream[1]
     assert slow.makespan_ns > plain.makespan_ns
+
+
+@pytest.mark.rotates
+def test_512_ranks_fit_one_capture(tmp_path: Path):
+    case = Case(Shape.BARRIER, 512, 2, noise=0.03)
+    timeline = tracekern.load(simulate(case, 5, tmp_path).directory)
+    assert (len(timeline.ranks), timeline.problems) == (512, ())
+    assert max(rank.clock.hard_ns for rank in timeline.ranks if rank.clock) < 10_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 from collections import defaultdict
@@ -17,6 +16,7 @@ from clock_exchanges import SECOND, WALL_NS, Clock, exchange
 from simulator.cases import Case
 from simulator.engine import Kernel, Record, Run
 from tracekern.dump import format as fmt
+from tracekern.record.clock_samples import choose_pairs
 from tracekern.segment.launch_plan import LaunchPlan
 from tracekern.segment.pack import write_dump
 from tracekern.segment.writer import SegmentWriter
@@ -40,8 +40,10 @@ _ROWS = (
 _EVENTS = json.dumps({"name": "SimulatedEvent", "events": [dict(zip(_KEYS, row, strict=True)) for row in _ROWS]})
 _NUMBER = {row[0]: idx for idx, row in enumerate(_ROWS)}
 _FIELDS = {row[0]: [entry.split(":") for entry in row[4].split()] for row in _ROWS}
-_MAX_PAIRWISE = 8
-"""Of more ranks a ring and a star are sampled."""
+_ROUND_TRIPS = 24
+"""That a pair keeps of a round: a segment has room for those of 512 ranks."""
+_PAIR_NS = 0.2e6
+"""What the round trips of a pair take, one pair after the other: 512 ranks are through before the first kernel."""
 
 
 def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
@@ -69,16 +71,11 @@ def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
 
 def _sample_clocks(rng: np.random.Generator, clocks: dict[int, Clock], times: tuple[float, ...]) -> np.ndarray:
     """Rounds of ping-pongs, each with brackets of the host's clock."""
-    num_ranks, rows = len(clocks), []
-    pairs = list(itertools.combinations(range(num_ranks), 2))
-    if num_ranks > _MAX_PAIRWISE:
-        pairs = sorted(
-            {(0, rank) for rank in range(1, num_ranks)} | {(rank, rank + 1) for rank in range(num_ranks - 1)}
-        )
+    rows, pairs = [], choose_pairs([f"clock {rank}" for rank in clocks])
     for round_idx, start in enumerate(times):
         for step, (one, other) in enumerate(pairs):
-            at = start + step * 2e6
-            rows.append(exchange(rng, clocks, one, other, round_idx, at, count=100, path_ns=700.0, quiet=1.0))
+            at = start + step * _PAIR_NS
+            rows.append(exchange(rng, clocks, one, other, round_idx, at, count=_ROUND_TRIPS, path_ns=700.0, quiet=1.0))
         for rank, clock in clocks.items():
             bracket = np.zeros(4, fmt.CLOCK_SAMPLE)
             read = start + 1e6 * np.arange(4) + rng.uniform(0, 1000, 4)

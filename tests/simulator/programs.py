@@ -7,6 +7,9 @@ from collections.abc import Callable
 from simulator.cases import Case, Shape
 from simulator.engine import Launch, Meet, Pause, Program, Signal, Wait, Warp, Work
 
+_MOST_TO_SIGNAL = 32
+"""Of more ranks, all to all would be most of what is simulated."""
+
 
 def programs_of(case: Case) -> dict[Warp, Program]:
     """One program for each warp."""
@@ -21,11 +24,18 @@ def _launch(case: Case, name: str, iteration: int, is_first: bool = True) -> Pro
         yield Launch("persistent" if case.is_persistent else name, iteration, is_first)
 
 
-def _meeting(case: Case, iteration: int) -> Program:
-    """A barrier of all ranks."""
-    for peer in range(case.num_ranks):
-        yield Signal("meeting", peer, iteration, iteration)
-    yield Wait("meeting", -1, iteration, iteration)
+def _meeting(case: Case, rank: int, iteration: int) -> Program:
+    """A barrier: of few ranks each signals all, of many each hears of twice as many in every round."""
+    if case.num_ranks <= _MOST_TO_SIGNAL:
+        for peer in range(case.num_ranks):
+            yield Signal("meeting", peer, iteration, iteration)
+        yield Wait("meeting", -1, iteration, iteration)
+        return
+    num_rounds = (case.num_ranks - 1).bit_length()
+    for round_idx in range(num_rounds):
+        slot, distance = iteration * num_rounds + round_idx, 1 << round_idx
+        yield Signal("count", (rank + distance) % case.num_ranks, slot, iteration)
+        yield Wait("count", (rank - distance) % case.num_ranks, slot, iteration)
 
 
 def _stream(case: Case, rank: int, warp: int) -> Program:
@@ -47,7 +57,7 @@ def _chain(case: Case, rank: int, warp: int) -> Program:
         if rank < case.num_ranks - 1:
             yield Signal("token", rank + 1, iteration, iteration)
         yield from _launch(case, "finish", iteration, is_first=False)
-        yield from _meeting(case, iteration)
+        yield from _meeting(case, rank, iteration)
 
 
 def _ring(case: Case, rank: int, warp: int) -> Program:
@@ -99,7 +109,7 @@ def _barrier(case: Case, rank: int, warp: int) -> Program:
         if case.pause_ns:
             yield Pause(iteration, case.pause_ns)
         yield Work("compute", iteration, case.work_ns)
-        yield from _meeting(case, iteration)
+        yield from _meeting(case, rank, iteration)
 
 
 def _pipeline(case: Case, rank: int, warp: int) -> Program:
