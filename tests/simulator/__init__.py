@@ -11,18 +11,21 @@ written through the real segment and packer, with clocks of an offset and a rate
 (`capture`), so that `load` reads what a GPU would have left: the dumps say backend cuda.
 
 Injections, one class each (`cases`): SlowWork (a rank works longer, by ns or by a share), SlowWarp (one of its warps),
-SlowPause (outside spans), MoreWork (more tokens), MovingWork (another rank in every iteration),
-Latency and Drain (a link), LateHost (a gap before a rank's kernels). Every one can be confined to
-some iterations. Noise is drawn by rank, warp and place in the program, so the same seed gives the same noise with and
-without an injection.
+SlowPause (outside spans), MoreWork (more tokens), MovingWork (another rank in every iteration), ExtraKernel (that one
+rank alone has), Latency and Drain (a link), LatencyOut (all links out of a rank or of a node), LateHost (a gap before a
+rank's kernels). Every one can be confined to some iterations; several of them make a set. Ranks that are all alike
+differ by noise, by host jitter, by outliers and by speeds that wander (`Case`). Noise is drawn by rank, warp and place
+in the program, so the same seed gives the same noise with and without an injection.
 """
 
 from simulator.cases import (
     Case,
     Drain,
+    ExtraKernel,
     Injection,
     LateHost,
     Latency,
+    LatencyOut,
     MoreWork,
     MovingWork,
     Noise,
@@ -36,9 +39,11 @@ from simulator.run import Truth, simulate
 __all__ = [
     "Case",
     "Drain",
+    "ExtraKernel",
     "Injection",
     "LateHost",
     "Latency",
+    "LatencyOut",
     "MoreWork",
     "MovingWork",
     "Noise",

@@ -54,14 +54,13 @@ def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
     if case.jump_ns:
         middle, rank = (START_NS + last) / 2, case.num_ranks - 1
         clocks[rank] = dataclasses.replace(clocks[rank], event_at=middle, jump_ns=case.jump_ns)
-    samples = _sample_clocks(rng, clocks, (0.0, last + 0.1 * SECOND))
+    samples = _sample_clocks(case, rng, clocks, (0.0, last + 0.1 * SECOND))
     records: dict[tuple[int, int, int], list[Record]] = defaultdict(list)
     for record in run.records:
-        records[record.warp[0], record.kernel, record.warp[1]].append(record)
-    num_warps = 1 + max(record.warp[1] for record in run.records)
+        records[record.warp.rank, record.kernel, record.warp.number].append(record)
     for rank, clock in clocks.items():
         mine = samples[samples["initiator"] == rank]
-        segment = _fill_segment(case, rank, clock, run.kernels[rank], records, num_warps, mine)
+        segment = _fill_segment(case, rank, clock, run.kernels[rank], records, mine)
         try:
             write_dump(directory / fmt.dump_file_name(rank), segment)
         finally:
@@ -69,13 +68,16 @@ def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
             segment.close()
 
 
-def _sample_clocks(rng: np.random.Generator, clocks: dict[int, Clock], times: tuple[float, ...]) -> np.ndarray:
+def _sample_clocks(
+    case: Case, rng: np.random.Generator, clocks: dict[int, Clock], times: tuple[float, ...]
+) -> np.ndarray:
     """Rounds of ping-pongs, each with brackets of the host's clock."""
     rows, pairs = [], choose_pairs([f"clock {rank}" for rank in clocks])
     for round_idx, start in enumerate(times):
         for step, (one, other) in enumerate(pairs):
             at = start + step * _PAIR_NS
-            rows.append(exchange(rng, clocks, one, other, round_idx, at, count=_ROUND_TRIPS, path_ns=700.0, quiet=1.0))
+            path_ns = 700.0 if case.node(one) == case.node(other) else 3_000.0
+            rows.append(exchange(rng, clocks, one, other, round_idx, at, _ROUND_TRIPS, path_ns, quiet=1.0))
         for rank, clock in clocks.items():
             bracket = np.zeros(4, fmt.CLOCK_SAMPLE)
             read = start + 1e6 * np.arange(4) + rng.uniform(0, 1000, 4)
@@ -92,7 +94,7 @@ def _metadata(case: Case, rank: int) -> dict[str, Any]:
         "run_id": "simulated",
         "rank": rank,
         "num_ranks": case.num_ranks,
-        "node": "simulated",
+        "node": f"node {case.node(rank)}",
         "pid": 1000 + rank,
         "created": "2026-01-01T00:00:00+00:00",
         "tracekern": "0.1.0",
@@ -113,20 +115,20 @@ def _fill_segment(
     clock: Clock,
     kernels: list[Kernel],
     records: Mapping[tuple[int, int, int], list[Record]],
-    num_warps: int,
     samples: np.ndarray,
 ) -> SegmentWriter:
     """A segment as the rank leaves it. The caller unlinks it."""
     sequences: dict[str, int] = defaultdict(int)
     plans = []
     for number, kernel in enumerate(kernels):
-        most = max(len(records.get((rank, number, warp), ())) for warp in range(num_warps))
+        most = max(len(records.get((rank, number, warp), ())) for warp in kernel.warps)
         plans.append(
             LaunchPlan(
                 name=kernel.name,
                 num_blocks=1,
-                warps_per_block=num_warps,
+                warps_per_block=len(kernel.warps),
                 records_per_track=most,
+                stream=kernel.stream,
                 sequence=sequences[kernel.name],
                 epoch=1,
                 blocks=range(1),
@@ -143,11 +145,11 @@ def _fill_segment(
         region = segment.reserve_regions(plan, 1)[0]
         segment.start_launch(region, plan.sequence, plan.epoch)
         entry = segment.launches()[number]
-        for warp in range(num_warps):
-            _write_track(segment, entry, warp, clock, kernel, records.get((rank, number, warp), []))
+        for idx, warp in enumerate(kernel.warps):
+            _write_track(segment, entry, idx, clock, kernel, records.get((rank, number, warp), []))
         if case.has_host_lane:
             launched = WALL_NS + int(kernel.enqueued_ns), WALL_NS + int(kernel.start_ns)
-            segment.append_host_span(f"launch {kernel.name}", 1, *launched)
+            segment.append_host_span(f"launch {kernel.name}", 1 + kernel.stream, *launched)
     segment.append_clock_samples(samples)
     segment.header["state"] = fmt.SegmentState.CLOSED
     return segment

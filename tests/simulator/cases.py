@@ -27,6 +27,8 @@ class Shape(enum.Enum):
     PIPELINE = "pipeline"
     """Dispatch and combine as the bundled kernels do it: four kernels of many warps, one of which waits for the counts
     of all ranks while the others wait for it at the block's barrier."""
+    STREAMS = "streams"
+    """Warp 0 exchanges with the ranks beside it, warp 1 computes on another stream; a kernel after both ends it."""
 
 
 class Noise(enum.Enum):
@@ -72,6 +74,10 @@ class Injection:
 
     def host_ns(self, rank: int, iteration: int) -> float:
         """What is added to the gap before the first kernel of an iteration."""
+        return 0.0
+
+    def extra_ns(self, rank: int, iteration: int) -> float:
+        """How long a kernel works that no other rank has, before those of the iteration; 0: there is none."""
         return 0.0
 
 
@@ -157,6 +163,27 @@ class Drain(_OfLink):
 
 
 @dataclass(frozen=True)
+class LatencyOut(Injection):
+    """Flags take longer on all links from some ranks to others, as where the network of a node is slow."""
+
+    ranks: tuple[int, ...] = ()
+
+    def latency_ns(self, source: int, destination: int, iteration: int) -> float:
+        is_out = source in self.ranks and destination not in self.ranks
+        return self.ns if is_out and self.applies(iteration) else 0.0
+
+
+@dataclass(frozen=True)
+class ExtraKernel(Injection):
+    """A rank alone runs one more kernel."""
+
+    rank: int = 0
+
+    def extra_ns(self, rank: int, iteration: int) -> float:
+        return self.ns if rank == self.rank and self.applies(iteration) else 0.0
+
+
+@dataclass(frozen=True)
 class LateHost(Injection):
     """A rank's host launches the first kernel of an iteration later."""
 
@@ -206,11 +233,25 @@ class Case:
     """Each warp of a pipeline has 1 to 3 tokens an iteration, drawn by chance, and not 2."""
     jump_ns: int = 0
     """By how much the clock of the last rank jumps in the middle of the run."""
+    ranks_per_node: int = 0
+    """Nodes are on record, of so many ranks each; 0: all ranks share one."""
+    far_latency_ns: int = 3_000
+    """Stands for `latency_ns` between ranks of two nodes."""
+    has_host_jitter: bool = False
+    """Each kernel is launched 5 to 100 us late."""
+    outliers: float = 0.0
+    """This share of all times is 10 to 50 times as long."""
+    wander: float = 0.0
+    """Correlation of a rank's speed with that of the iteration before, which ..."""
+    wander_share: float = 0.05
+    """... deviates from the mean by such a share."""
+
+    def node(self, rank: int) -> int:
+        return rank // self.ranks_per_node if self.ranks_per_node else 0
 
     def tokens(self, rank: int, warp: int, iteration: int) -> int:
-        """How many tokens a warp of a pipeline has to copy."""
-        drawn = int(np.random.default_rng([rank, warp, iteration]).integers(1, 4)) if self.is_uneven else 2
-        return drawn + sum(entry.more_pieces(rank, iteration) for entry in self.injections)
+        """How many tokens a warp of a pipeline has to copy, without those that are injected."""
+        return int(np.random.default_rng([rank, warp, iteration]).integers(1, 4)) if self.is_uneven else 2
 
     def without_injections(self) -> Case:
         return dataclasses.replace(self, injections=())
