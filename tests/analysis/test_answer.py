@@ -117,13 +117,12 @@ def of_rank(rank: int, kind: CauseKind = CauseKind.PACE) -> Candidate:
     ids=lambda value: f"{value.shape.value}-{type(value.injections[0]).__name__}" if isinstance(value, Case) else "",
 )
 def test_a_cause_costs_what_the_run_is_longer_with_it(case: Case, wanted: Candidate, said: str, tmp_path: Path):
-    truth = simulate(case, 71, tmp_path / "with")
-    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 71, tmp_path / "without").makespan_ns
+    truth = simulate(case, 71, tmp_path)
     findings = Findings(tracekern.load(truth.directory))
     assert named(findings.answer) == [wanted]
     (cause,) = findings.answer.causes
-    assert cause.saving.whole_ns == pytest.approx(cost_ns, rel=0.05)
-    assert cause.within_ns[0] <= cost_ns <= cause.within_ns[1]
+    assert cause.saving.whole_ns == pytest.approx(truth.cost_ns, rel=0.05)
+    assert cause.within_ns[0] <= truth.cost_ns <= cause.within_ns[1]
     assert cause.saving.by_iteration.sum() == pytest.approx(cause.saving.whole_ns, rel=0.01)
     assert findings.answer.makespan_ns == pytest.approx(truth.makespan_ns, rel=0.001)
     assert headlines(findings)[0].text.startswith(said)
@@ -166,11 +165,10 @@ def test_rings_that_are_too_small_cost_what_the_run_is_longer_than_with_room(
     ],
 )
 def test_causes_that_hide_each_other_are_both_named(case: Case, wanted: set[Candidate], tmp_path: Path):
-    truth = simulate(case, 72, tmp_path / "with")
-    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 72, tmp_path / "without").makespan_ns
+    truth = simulate(case, 72, tmp_path)
     findings = Findings(tracekern.load(truth.directory))
     assert set(named(findings.answer)) == wanted
-    assert findings.answer.causes[-1].together_ns == pytest.approx(cost_ns, rel=0.05)
+    assert findings.answer.causes[-1].together_ns == pytest.approx(truth.cost_ns, rel=0.05)
     if len(findings.answer.causes) > 1:
         assert ": together " in next(line.text for line in headlines(findings) if line.word == "next")
 
@@ -185,13 +183,12 @@ def test_causes_that_hide_each_other_are_both_named(case: Case, wanted: set[Cand
 def test_where_hosts_run_ahead_what_is_saved_lies_between_two_numbers(case: Case, wanted: Candidate, tmp_path: Path):
     """Without what is injected the hosts, which wait for nothing, would launch no faster: the device would idle."""
     case = dataclasses.replace(case, hosts_run_ahead=True, has_host_lane=True)
-    truth = simulate(case, 78, tmp_path / "with")
-    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 78, tmp_path / "without").makespan_ns
+    truth = simulate(case, 78, tmp_path / "known")
     findings = Findings(tracekern.load(truth.directory))
     assert named(findings.answer) == [wanted]
     (cause,) = findings.answer.causes
-    assert cause.saving.whole_ns > 1.1 * cost_ns
-    assert cause.at_least_ns == pytest.approx(cost_ns, rel=0.06)
+    assert cause.saving.whole_ns > 1.1 * truth.cost_ns
+    assert cause.at_least_ns == pytest.approx(truth.cost_ns, rel=0.06)
     low, high = duration(cause.at_least_ns), duration(cause.saving.whole_ns)
     assert f"The run would be {low} to {high} (" in headlines(findings)[0].text
 
@@ -248,13 +245,12 @@ def test_hosts_that_wait_for_the_device_save_one_number(tmp_path: Path):
     ],
 )
 def test_what_happens_once_has_a_cost_and_a_place_and_names_nobody(case, kind, iterations, said, tmp_path: Path):
-    truth = simulate(case, 80, tmp_path / "with")
-    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 80, tmp_path / "without").makespan_ns
+    truth = simulate(case, 80, tmp_path)
     findings = Findings(tracekern.load(truth.directory))
     assert named(findings.answer) == []
     (incident,) = findings.answer.incidents
     assert (incident.candidate, incident.iterations) == (of_rank(2, kind), iterations)
-    assert incident.saving.whole_ns == pytest.approx(cost_ns, rel=0.05)
+    assert incident.saving.whole_ns == pytest.approx(truth.cost_ns, rel=0.05)
     assert said in headlines(findings)[0].text.lower()
 
 
@@ -279,11 +275,10 @@ def test_an_incident_beside_a_habit_is_told_as_well(tmp_path: Path):
 )
 def test_a_set_is_one_cause(injections, kind: CauseKind, ranks: set[int], tmp_path: Path):
     case = Case(Shape.EXCHANGE, 8, 12, injections, 0.02)
-    truth = simulate(case, 85, tmp_path / "with")
-    cost_ns = truth.makespan_ns - simulate(case.without_injections(), 85, tmp_path / "without").makespan_ns
+    truth = simulate(case, 85, tmp_path)
     (cause,) = Findings(tracekern.load(truth.directory)).answer.causes
     assert (cause.candidate.kind, set(cause.candidate.ranks)) == (kind, ranks)
-    assert cause.saving.whole_ns == pytest.approx(cost_ns, rel=0.05)
+    assert cause.saving.whole_ns == pytest.approx(truth.cost_ns, rel=0.05)
 
 
 def test_half_of_the_ranks_are_told_with_a_cost_and_nobody_is_named(tmp_path: Path):

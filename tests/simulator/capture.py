@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,12 @@ def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
         middle, rank = (START_NS + last) / 2, case.num_ranks - 1
         clocks[rank] = dataclasses.replace(clocks[rank], event_at=middle, jump_ns=case.jump_ns)
     samples = _sample_clocks(case, rng, clocks, (0.0, last + 0.1 * SECOND))
-    records: dict[tuple[int, int, int], list[Record]] = defaultdict(list)
-    for record in run.records:
-        records[record.warp.rank, record.kernel, record.warp.number].append(record)
+    records: dict[int, list[Record]] = defaultdict(list)
+    for record in sorted(run.records, key=lambda record: (record.kernel, record.warp)):
+        records[record.warp.rank].append(record)
     for rank, clock in clocks.items():
         mine = samples[samples["initiator"] == rank]
-        segment = _fill_segment(case, rank, clock, run.kernels[rank], records, mine)
+        segment = _fill_segment(case, rank, clock, run.kernels[rank], records[rank], mine)
         try:
             write_dump(directory / fmt.dump_file_name(rank), segment)
         finally:
@@ -110,24 +110,48 @@ def _metadata(case: Case, rank: int) -> dict[str, Any]:
 
 
 def _fill_segment(
-    case: Case,
-    rank: int,
-    clock: Clock,
-    kernels: list[Kernel],
-    records: Mapping[tuple[int, int, int], list[Record]],
-    samples: np.ndarray,
+    case: Case, rank: int, clock: Clock, kernels: list[Kernel], records: list[Record], samples: np.ndarray
 ) -> SegmentWriter:
-    """A segment as the rank leaves it. The caller unlinks it."""
-    sequences: dict[str, int] = defaultdict(int)
-    plans = []
+    """A segment as the rank leaves it. records: by kernel and warp. The caller unlinks it."""
+    counts = Counter((record.kernel, record.warp.number) for record in records)
+    plans = _plans(kernels, counts)
+    arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
+    segment = SegmentWriter.create(
+        f"simulated-{os.getpid()}", rank, _metadata(case, rank), arena_bytes, max(1, len(kernels))
+    )
+    rows, ends = _span_rows(clock, records), clock.ticks(np.array([record.end_ns for record in records]))
+    starts, first = clock.ticks(np.array([kernel.start_ns for kernel in kernels])), 0
+    for number, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
+        region = segment.reserve_regions(plan, 1)[0]
+        segment.start_launch(region, plan.sequence, plan.epoch)
+        entry = segment.launches()[number]
+        room, headers = segment.records(entry).view(fmt.SPAN_RECORD), segment.track_headers(entry)
+        headers["started"], headers["epoch"], headers["start_ticks"] = fmt.STARTED, plan.epoch, starts[number]
+        for idx, warp in enumerate(kernel.warps):
+            count = counts[number, warp]
+            mine = slice(first, first + count)
+            room[idx, :count] = rows[mine]
+            headers["written"][idx] = headers["attempted"][idx] = count
+            headers["end_ticks"][idx] = ends[mine].max(initial=starts[number])
+            first += count
+        if case.has_host_lane:
+            launched = WALL_NS + int(kernel.enqueued_ns), WALL_NS + int(kernel.start_ns)
+            segment.append_host_span(f"launch {kernel.name}", 1 + kernel.stream, *launched)
+    segment.append_clock_samples(samples)
+    segment.header["state"] = fmt.SegmentState.CLOSED
+    return segment
+
+
+def _plans(kernels: list[Kernel], counts: Mapping[tuple[int, int], int]) -> list[LaunchPlan]:
+    """counts: how many records each kernel has of each of its warps."""
+    sequences, plans = Counter[str](), []
     for number, kernel in enumerate(kernels):
-        most = max(len(records.get((rank, number, warp), ())) for warp in kernel.warps)
         plans.append(
             LaunchPlan(
                 name=kernel.name,
                 num_blocks=1,
                 warps_per_block=len(kernel.warps),
-                records_per_track=most,
+                records_per_track=max(counts[number, warp] for warp in kernel.warps),
                 stream=kernel.stream,
                 sequence=sequences[kernel.name],
                 epoch=1,
@@ -137,27 +161,10 @@ def _fill_segment(
             )
         )
         sequences[kernel.name] += 1
-    arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
-    segment = SegmentWriter.create(
-        f"simulated-{os.getpid()}", rank, _metadata(case, rank), arena_bytes, max(1, len(kernels))
-    )
-    for number, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):
-        region = segment.reserve_regions(plan, 1)[0]
-        segment.start_launch(region, plan.sequence, plan.epoch)
-        entry = segment.launches()[number]
-        for idx, warp in enumerate(kernel.warps):
-            _write_track(segment, entry, idx, clock, kernel, records.get((rank, number, warp), []))
-        if case.has_host_lane:
-            launched = WALL_NS + int(kernel.enqueued_ns), WALL_NS + int(kernel.start_ns)
-            segment.append_host_span(f"launch {kernel.name}", 1 + kernel.stream, *launched)
-    segment.append_clock_samples(samples)
-    segment.header["state"] = fmt.SegmentState.CLOSED
-    return segment
+    return plans
 
 
-def _write_track(
-    segment: SegmentWriter, entry: Any, warp: int, clock: Clock, kernel: Kernel, records: list[Record]
-) -> None:
+def _span_rows(clock: Clock, records: list[Record]) -> np.ndarray:
     rows = np.zeros(len(records), fmt.SPAN_RECORD)
     payload = np.array([_payload(record) for record in records], np.uint64)
     event = np.array([_NUMBER[record.event] for record in records], np.uint64)
@@ -166,12 +173,7 @@ def _write_track(
     rows["word"], rows["payload_high"] = word, payload >> np.uint64(fmt.PAYLOAD_LOW_BITS)
     for name, times in (("begin", [r.begin_ns for r in records]), ("end", [r.end_ns for r in records])):
         rows[name] = clock.ticks(np.array(times)) & 0xFFFFFFFF
-    segment.records(entry).view(fmt.SPAN_RECORD)[warp, : len(rows)] = rows
-    header = segment.track_headers(entry)[warp : warp + 1]
-    through = max([kernel.start_ns, *(record.end_ns for record in records)])
-    header["start_ticks"], header["end_ticks"] = clock.ticks(kernel.start_ns), clock.ticks(through)
-    header["started"], header["epoch"] = fmt.STARTED, entry["epoch"]
-    header["written"] = header["attempted"] = len(rows)
+    return rows
 
 
 def _payload(record: Record) -> int:

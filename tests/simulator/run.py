@@ -7,7 +7,7 @@ from pathlib import Path
 
 from simulator.capture import START_NS, write_capture
 from simulator.cases import Case
-from simulator.engine import Engine, Kernel, TrueWait
+from simulator.engine import Engine, Kernel, Run, TrueWait
 from simulator.programs import programs_of
 
 
@@ -25,14 +25,27 @@ class Truth:
 
     @property
     def makespan_ns(self) -> float:
-        """From the start of the first kernel to the end of the last."""
-        kernels = [kernel for of_rank in self.kernels.values() for kernel in of_rank]
-        return max(kernel.end_ns for kernel in kernels) - min(kernel.start_ns for kernel in kernels)
+        return _makespan_ns(self.kernels)
+
+    @property
+    def cost_ns(self) -> float:
+        """How much longer the run is with all that is injected."""
+        return self.makespan_ns - _makespan_ns(_run(self.case.without_injections(), self.seed).kernels)
 
 
 def simulate(case: Case, seed: int, directory: Path) -> Truth:
     """Runs the case and writes its capture into `directory`, which must hold none."""
     directory.mkdir(parents=True, exist_ok=True)
-    run = Engine(case, seed, START_NS).run(programs_of(case))
+    run = _run(case, seed)
     write_capture(case, run, seed, directory)
     return Truth(case, seed, directory, tuple(run.waits), dict(run.kernels))
+
+
+def _run(case: Case, seed: int) -> Run:
+    return Engine(case, seed, START_NS).run(programs_of(case))
+
+
+def _makespan_ns(kernels: dict[int, list[Kernel]]) -> float:
+    """From the start of the first kernel to the end of the last."""
+    every = [kernel for of_rank in kernels.values() for kernel in of_rank]
+    return max(kernel.end_ns for kernel in every) - min(kernel.start_ns for kernel in every)
