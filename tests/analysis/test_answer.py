@@ -20,8 +20,10 @@ from simulator import (
     SlowPause,
     SlowWarp,
     SlowWork,
+    programs,
     simulate,
 )
+from simulator.engine import Launch, Program, Signal, Wait, Work
 
 import tracekern
 from tests.paths import TRACES
@@ -251,6 +253,42 @@ def test_what_happens_once_has_a_cost_and_a_place_and_names_nobody(case, kind, i
     assert (incident.candidate, incident.iterations) == (of_rank(2, kind), iterations)
     assert incident.saving.whole_ns == pytest.approx(truth.cost_ns, rel=0.05)
     assert said in headlines(findings)[0].text.lower()
+
+
+def _ends_with_another_kernel(case: Case, rank: int, warp: int) -> Program:
+    yield Launch("persistent", 0, True)
+    for iteration in range(case.iterations):
+        yield Work("compute", iteration, case.work_ns)
+        yield Signal("token", (rank + 1) % case.num_ranks, iteration, iteration)
+        yield Wait("token", (rank - 1) % case.num_ranks, iteration, iteration)
+    yield Launch("finish", 1, True)
+    yield from programs._meeting(case, 0)
+
+
+def _has_a_checkpoint(case: Case, rank: int, warp: int) -> Program:
+    for iteration in range(case.iterations):
+        for name, number in [("stage", iteration)] + [("checkpoint", 100)] * (iteration == 4):
+            yield Launch(name, number, True)
+            yield Work("compute", number, case.work_ns)
+            yield from programs._meeting(case, number)
+
+
+@pytest.mark.parametrize(
+    ("program", "late_at", "iteration"), [(_ends_with_another_kernel, 1, 7), (_has_a_checkpoint, 100, 5)]
+)
+def test_a_gap_counts_in_the_iteration_that_it_delays(program, late_at, iteration, monkeypatch, tmp_path: Path):
+    monkeypatch.setitem(programs._SHAPES, Shape.RING, program)
+    case = Case(Shape.RING, 4, 8, (LateHost(400_000, rank=2, iterations=(late_at,)),), 0.02)
+    (incident,) = findings_of(case, 3, tmp_path).answer.incidents
+    assert (incident.candidate, incident.iterations) == (of_rank(2, CauseKind.HOST), (iteration,))
+    assert incident.saving.by_iteration[iteration] == pytest.approx(400_000, rel=0.01)
+
+
+def test_repetitions_within_one_call_are_no_iterations(tmp_path: Path):
+    """Its barriers repeat in a call, and its tokens in a persistent kernel's iterations; neither is an iteration."""
+    call, loop = (Case(Shape.PIPELINE, 4, count, num_warps=4, is_persistent=count > 1) for count in (1, 8))
+    assert findings_of(call, 1, tmp_path / "call").answer.num_iterations == 1
+    assert findings_of(loop, 1, tmp_path / "loop").answer.num_iterations == 8
 
 
 def test_an_incident_beside_a_habit_is_told_as_well(tmp_path: Path):

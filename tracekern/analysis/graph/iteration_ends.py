@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.events import EventGraph, Schedule
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.formatting import brief
-from tracekern.timeline.facts.iterations import Iterations
+from tracekern.timeline.facts.iterations import Iterations, LaunchIterations
 from tracekern.timeline.intervals import bisect_right
-from tracekern.timeline.model import Float64, Int64, Timeline
+from tracekern.timeline.model import Float64, Int32, Int64, Timeline
 
 MIN_REPETITIONS = 3
 
@@ -26,7 +26,7 @@ class IterationEnds:
     first: Int64
     """[num_iterations] place of its first node."""
     of_launch: Int64
-    """[num_launches of the Schedule] iteration that each launch is in, or begins in; -1 for none."""
+    """[num_launches of the Schedule] iteration that each launch is in, begins in, or delays; -1 for none."""
     at: Callable[[Int64, Int64], Int64]
     """(run, time), both [n] -> the iteration that a run is in at a time; -1 for none."""
 
@@ -49,16 +49,21 @@ def ends_of_iterations(
     """The ends of the launches of each iteration.
 
     Where launches show a single iteration, its repetitions take their place: of the phase that takes most time of those
-    that every run of theirs went through equally often, on all ranks.
+    that every run of theirs went through equally often, on all ranks, and between whose ends most of the rest repeats.
     """
     schedule = graph.schedule
-    if len(iterations) == 1 and len(graph.runs) and (found := _repetitions(timeline, graph, run_graph)):
-        return found
+    is_start_up = np.zeros(len(schedule.rank), bool)
+    is_start_up[: len(timeline.launches)] = LaunchIterations(timeline).is_start_up
+    if len(iterations) == 1 and len(graph.runs):
+        found = _repetitions(len(timeline.ranks), graph, run_graph, schedule.order[~is_start_up[schedule.order]])
+        if found:
+            return found
     row = np.full(1 + int(iterations.of_launch.max(initial=-1)), -1)
     row[iterations.number] = np.arange(len(iterations))
     of_launch = np.full(len(schedule.rank), -1)
     named = np.flatnonzero(iterations.of_launch >= 0)
     of_launch[named] = row[iterations.of_launch[named]]
+    _add_set_up(of_launch, schedule, np.setdiff1d(np.flatnonzero(~is_start_up), named))
     shown = schedule.order[of_launch[schedule.order] >= 0]
     order = np.argsort(of_launch[shown], kind="stable")
     first = np.searchsorted(of_launch[shown[order]], np.arange(len(iterations)))
@@ -66,29 +71,52 @@ def ends_of_iterations(
     return IterationEnds(run_graph.end_of_launch[shown[order]], first, of_launch, lambda run, _: of_launch[launch[run]])
 
 
-def _repetitions(timeline: Timeline, graph: EventGraph, run_graph: RunGraph) -> IterationEnds | None:
-    """Returns for each run the first nodes at or after the phase's ends; for the last repetition the launches' ends."""
+def _add_set_up(of_launch: Int64, schedule: Schedule, set_up: Int64) -> None:
+    """Counts set-up behind the first iteration to the one that it delays: the next of its rank, or the last."""
+    for rank in np.unique(schedule.rank[set_up]).tolist():
+        known = np.flatnonzero((schedule.rank == rank) & (of_launch >= 0))
+        known = known[np.argsort(schedule.start[known], kind="stable")]
+        if len(known):
+            own = set_up[schedule.rank[set_up] == rank]
+            place = np.searchsorted(schedule.start[known], schedule.start[own])
+            of_launch[own] = of_launch[known[np.minimum(place, len(known) - 1)]]
+
+
+def _repetitions(num_ranks: int, graph: EventGraph, run_graph: RunGraph, launches: Int64) -> IterationEnds | None:
+    """Returns for each run the first nodes at or after the phase's ends; for the last repetition the launches' ends.
+
+    launches: those that belong to a repetition.
+    """
     runs, activity, schedule = graph.runs, graph.activity, graph.schedule
     run_of_piece = np.repeat(np.arange(len(runs)), runs.stop - runs.first)
     kinds = group_rows(len(activity), graph.phase, run_of_piece)
     phase_of_kind, run_of_kind = kinds.columns
-    count, rank = kinds.count(), schedule.rank[runs.launch[run_of_kind]]
+    count, rank_of_run = kinds.count(), schedule.rank[runs.launch].astype(np.int64)
     time_of_phase = np.bincount(graph.phase, activity.end - activity.start, len(graph.phases))
     for phase in np.argsort(-time_of_phase, kind="stable").tolist():
-        of_phase = phase_of_kind == phase
-        times = np.unique(count[of_phase])
-        if len(times) == 1 and times[0] >= MIN_REPETITIONS and len(np.unique(rank[of_phase])) == len(timeline.ranks):
-            piece = np.flatnonzero(graph.phase == phase)
-            node = _next_nodes(run_graph, run_of_piece[piece], activity.end[piece]).reshape(-1, int(times[0])).T
-            last = run_graph.end_of_launch[schedule.order]
-            ends = activity.end[piece].reshape(-1, int(times[0]))
-            return IterationEnds(
-                np.concatenate([node[:-1].ravel(), last]),
-                np.arange(len(node), dtype=np.int64) * node.shape[1],
-                np.where(np.isin(np.arange(len(schedule.rank)), runs.launch), 0, -1),
-                _by_time(run_of_kind[of_phase], ends, schedule.rank[runs.launch].astype(np.int64)),
-            )
+        times, own = np.unique(count[phase_of_kind == phase]), run_of_kind[phase_of_kind == phase]
+        ranks, place = np.unique(rank_of_run[own], return_index=True)
+        if len(times) != 1 or times[0] < MIN_REPETITIONS or len(ranks) < num_ranks:
+            continue
+        piece = np.flatnonzero(graph.phase == phase)
+        ends = activity.end[piece].reshape(-1, int(times[0]))
+        at = _by_time(own, ends, rank_of_run)
+        if not _repeats(graph.phase, at(run_of_piece, (activity.start + activity.end + 1) // 2), int(times[0])):
+            continue
+        node = _next_nodes(run_graph, run_of_piece[piece], activity.end[piece]).reshape(ends.shape).T
+        last = run_graph.end_of_launch[schedule.order]
+        first = np.arange(len(node), dtype=np.int64) * node.shape[1]
+        of_launch = np.full(len(schedule.rank), -1)
+        run_of_rank = own[place[np.searchsorted(ranks, schedule.rank[launches])]]
+        of_launch[launches] = at(run_of_rank, schedule.start[launches])
+        return IterationEnds(np.concatenate([node[:-1].ravel(), last]), first, of_launch, at)
     return None
+
+
+def _repeats(phase: Int32, repetition: Int64, count: int) -> bool:
+    """Whether most pieces are of phases that most of the repetitions have: not where a kernel has a barrier thrice."""
+    seen = group_rows(len(phase), phase, repetition).columns[0]
+    return bool((2 * np.bincount(seen)[phase] > count).mean() > 0.5)
 
 
 def _by_time(run: Int64, ends: Int64, rank_of_run: Int64) -> Callable[[Int64, Int64], Int64]:
@@ -96,11 +124,9 @@ def _by_time(run: Int64, ends: Int64, rank_of_run: Int64) -> Callable[[Int64, In
 
     ends: [num_runs, num_repetitions], of each `run`.
     """
-    own = np.full(len(rank_of_run), -1)
+    ranks, place = np.unique(rank_of_run[run], return_index=True)
+    own = place[np.searchsorted(ranks, rank_of_run)]
     own[run] = np.arange(len(run))
-    for rank in np.unique(rank_of_run).tolist():
-        of_rank = np.flatnonzero(rank_of_run == rank)
-        own[of_rank[own[of_rank] < 0]] = own[run[rank_of_run[run] == rank][0]]
     count = ends.shape[1]
     flat, first = ends.ravel(), own * count
 

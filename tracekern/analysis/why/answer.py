@@ -235,7 +235,7 @@ class _Inquiry:
         """What happened in a few iterations, which are then taken out of all that is compared."""
         found = list[Incident]()
         while self._replays.num_iterations >= MIN_FOR_INCIDENTS and len(found) < _MOST_INCIDENTS:
-            seen = find_incident([make() for make in self._candidates.measures(self._with_links)])
+            seen = find_incident([make() for make in self._candidates.measures(self._with_links, with_rare_hosts=True)])
             if seen is None:
                 break
             candidate, hits = self._candidates.candidate(seen), seen.pattern.hits
