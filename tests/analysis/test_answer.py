@@ -318,6 +318,29 @@ def test_a_set_is_one_cause(injections, kind: CauseKind, ranks: set[int], tmp_pa
     assert cause.saving.whole_ns == pytest.approx(truth.cost_ns, rel=0.05)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_order_in_which_a_shared_gpu_begins_kernels_is_held_against_nobody(num_ranks, tmp_path: Path):
+    turns = tuple(LateHost(8_000 * rank, rank=rank) for rank in range(num_ranks))
+    timeline = tracekern.load(simulate(Case(Shape.BARRIER, num_ranks, 12, turns, 0.02), 90, tmp_path).directory)
+    last = of_rank(num_ranks - 1, CauseKind.HOST)
+    assert last in named(analyze(timeline).answer)
+    shared = analyze(on_one_gpu(timeline))
+    assert all(cost.candidate.kind is not CauseKind.HOST for cost in (*shared.answer.causes, *shared.answer.costs))
+    assert shared.answer.even_hosts_ns == 0
+    told = f"ranks 0-{num_ranks - 1} share one GPU: the order in which it begins their kernels"
+    assert told in headlines(shared)[-1].text
+
+
+def test_a_rank_that_begins_far_later_than_the_order_of_a_shared_gpu_explains_is_named(tmp_path: Path):
+    late = (*(LateHost(8_000 * rank, rank=rank) for rank in range(4)), LateHost(300_000, rank=1))
+    timeline = tracekern.load(simulate(Case(Shape.BARRIER, 4, 12, late, 0.02), 90, tmp_path).directory)
+    assert named(analyze(on_one_gpu(timeline)).answer) == [of_rank(1, CauseKind.HOST)]
+
+
+def on_one_gpu(timeline: Timeline) -> Timeline:
+    return timeline.replace(ranks=tuple(dataclasses.replace(rank, clock_id="GPU 1") for rank in timeline.ranks))
+
+
 def test_half_of_the_ranks_are_told_with_a_cost_and_nobody_is_named(tmp_path: Path):
     slow = tuple(SlowWork(DELAY_NS, rank=rank) for rank in (0, 2, 5, 7))
     case = Case(Shape.BARRIER, 8, 12, slow, 0.02)

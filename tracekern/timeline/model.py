@@ -290,6 +290,15 @@ def clocks_of_ranks(ranks: Iterable[Rank]) -> Int32:
     return clocks
 
 
+def shared_gpus(ranks: Iterable[Rank]) -> list[list[int]]:
+    """Returns the ranks of each GPU that several of them share."""
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.clock_id and rank.backend != "cpu":
+            found.setdefault(rank.clock_id, []).append(rank.rank)
+    return [numbers for numbers in found.values() if len(numbers) > 1]
+
+
 ABSENT_KINDS = ("missing_rank", "left_out_rank")
 """Kinds of problems about ranks that are not in the timeline: without a dump, or not selected."""
 

@@ -8,10 +8,10 @@ from tracekern.analysis.findings import Findings
 from tracekern.analysis.left_out import left_out
 from tracekern.analysis.questions.hang import Holder, OpenWait
 from tracekern.analysis.questions.summary import Summary
-from tracekern.formatting import count, duration, factor, percent, ranks
+from tracekern.formatting import count, duration, factor, number_ranges, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
 from tracekern.timeline.fault import fault_of
-from tracekern.timeline.model import ABSENT_KINDS, told_once
+from tracekern.timeline.model import ABSENT_KINDS, shared_gpus, told_once
 from tracekern.viewers.report.held_up import describe_waits
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
@@ -244,6 +244,10 @@ def trust(findings: Findings, said: str = "") -> str:
     if others > 0:
         parts.append(f"{count(others, 'other span' if findings.waits.num_open else 'span')} never ended")
     parts += [problem.text for problem in findings.timeline.problems if problem.kind == "attempts"]
+    parts += [
+        f"ranks {number_ranges(of)} share one GPU: the order in which it begins their kernels is held against nobody"
+        for of in shared_gpus(findings.timeline.ranks)
+    ]
     if any(rank.backend == "cpu" for rank in summary.ranks) and ON_CPU not in said:
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)

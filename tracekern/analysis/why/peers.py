@@ -18,10 +18,10 @@ from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.why.pieces import find_pieces
-from tracekern.timeline.model import Float64, Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int64, Mask, Timeline, shared_gpus
 
 _FAR = 3.0
-"""A warp is slow alone if it exceeds its peers by so many times as much as any other."""
+"""A warp is slow alone, or a gap on a shared GPU long, if it exceeds its peers by so many times as much as others."""
 _MOST_WARPS = 1 << 23
 """Numbers in the table of single warps; larger runs are judged by whole ranks alone."""
 
@@ -196,6 +196,7 @@ class _Hosts:
         self._num_edges, self._num_iterations = len(run_graph.weight), max(len(ends), 1)
         number = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
         self._num_ranks = len(number)
+        self._shared = [np.array([number[rank] for rank in ranks]) for ranks in shared_gpus(timeline.ranks)]
         self._rank = np.array([number[rank] for rank in schedule.rank.tolist()], np.int64)
         calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch])
         self._call = np.full(len(schedule.rank), -1)
@@ -217,9 +218,13 @@ class _Hosts:
         return 2 * len(np.unique(begun[begun >= 0])) > self._num_iterations
 
     def excess_ns(self) -> Float64:
-        """[num_ranks, num_iterations] How much longer the gaps of each rank are than the median of all."""
-        launch = self._launch
-        longer = np.nan_to_num(self.gap_ns - _median(self._in_call(launch, self.gap_ns).T)[self._call[launch]])
+        """[num_ranks, num_iterations] How much longer the gaps of each rank are than the median of all; of ranks that
+        share a GPU, how much longer than in an order of its own."""
+        gaps = self._in_call(self._launch, self.gap_ns)
+        longer = gaps - _median(gaps.T)[:, None]
+        for ranks in self._shared:
+            longer[:, ranks] = _beyond_turns(gaps[:, ranks])
+        longer = np.nan_to_num(longer[self._call[self._launch], self._rank[self._launch]])
         return self._of_ranks(np.where(self._is_extra, 0.0, longer))
 
     def extra_ns(self) -> Float64:
@@ -252,10 +257,11 @@ class _Hosts:
         return change
 
     def even(self) -> Float64:
-        """[num_edges] All gaps are as long as the median of the ranks."""
+        """[num_edges] All gaps are as long as the median of the ranks, but those of ranks that share a GPU."""
         change = np.zeros(self._num_edges)
         usual = _median(self._in_call(self._launch, self.gap_ns).T)[self._call[self._launch]]
-        change[self._edge] = usual - self.gap_ns
+        is_shared = np.isin(self._rank[self._launch], [rank for ranks in self._shared for rank in ranks.tolist()])
+        change[self._edge] = np.where(is_shared, 0.0, usual - self.gap_ns)
         return change
 
     def mean_excess_ns(self, part: Part) -> float:
@@ -305,6 +311,18 @@ class _Hosts:
         inside = np.flatnonzero(iteration >= 0)
         shape = self._num_ranks, self._num_iterations
         return _table(self._rank[self._launch[inside]], iteration[inside], ns[inside], shape)
+
+
+def _beyond_turns(gaps: Float64) -> Float64:
+    """How much longer each of [num_calls, num_ranks] is than the median of the others, where it is far longer than any.
+
+    A GPU begins the kernels of several ranks in an order of its own, the next some us after the one before. That makes
+    the others differ as well; of two ranks nothing says how much.
+    """
+    ordered = np.sort(gaps, axis=1)  # nan comes last, and compares as false
+    least, second, longest = ordered[:, :1], ordered[:, -2:-1], ordered[:, -1:]
+    is_far = (gaps == longest) & (longest - least > _FAR * (second - least)) & (gaps.shape[1] > 2)
+    return np.where(is_far, gaps - np.median(ordered[:, :-1], axis=1, keepdims=True), 0.0)
 
 
 def _table(row: Int64, column: Int64, value: npt.ArrayLike, shape: tuple[int, int]) -> Float64:
