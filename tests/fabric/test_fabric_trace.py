@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ import pytest
 import torch
 from fabric_pairs import LIMIT_S, NETS, Pair, engine
 
-from tests.paths import ROOT
+from tests.paths import ROOT, TRACES
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.questions.transfers import TransferCause, blame_transfers, divide_transfer_waits
+from tracekern.analysis.questions.transfer_blame import blame_transfers
+from tracekern.analysis.questions.transfers import TransferCause, divide_transfer_waits
 from tracekern.analysis.statistics import phase_statistics
 from tracekern.errors import BadInput
 from tracekern.fabric import DoneFlag, MemoryRegionDescriptor, PageIndices, TransferError
@@ -195,7 +197,7 @@ def test_nothing_is_recorded_outside_of_a_capture_and_a_stopped_engine_ends_its_
 
 
 def test_the_report_names_the_rank_that_submitted_late(tmp_path: Path, command_line: Any):
-    arguments = ["--late-rank", 1, "--late-us", 150_000, "--iterations", 4, "--pages", 8, "--domains", 2]
+    arguments = ["--late-rank", 1, "--late-us", 50_000, "--iterations", 10, "--pages", 8, "--domains", 2]
     ended = command_line("run", "fabric", "-o", tmp_path, "--ranks", 3, *arguments)
     assert ended.returncode == 0, ended.stderr
     assert "every byte that arrived is what was written" in ended.stdout
@@ -204,17 +206,48 @@ def test_the_report_names_the_rank_that_submitted_late(tmp_path: Path, command_l
     assert timeline.problems == ()
     waits = divide_transfer_waits(timeline)
     assert waits is not None
-    assert (len(waits), waits.num_unmatched) == (3 * 4, 0)
+    assert (len(waits), waits.num_unmatched) == (3 * 10, 0)
     parts = sum(waits.of(cause) for cause in TransferCause)
     assert (parts == waits.wait_ns).all()
     assert (waits.transfer >= 0).all()
     for_late = waits.rank != 1
     assert set(waits.source[for_late].tolist()) == {1}
-    first = blame_transfers(waits)[0]
+    first = blame_transfers(waits).named[0]
     assert (first.cause, first.rank) == (TransferCause.LATE, 1)
-    assert first.waited_ns > 2 * 4 * 75e6
+    assert first.waited_ns > 2 * 10 * 25e6
+    assert first.excess_ns == pytest.approx(first.waited_ns / first.num_waits, rel=0.2)
     (verdict,) = [line.text for line in headlines(analyze(timeline)) if line.word == "verdict"]
     assert verdict.startswith("Rank 1 submitted late")
+
+
+@pytest.mark.parametrize(
+    ("name", "late", "said"),
+    [
+        ("fabric_late_rank", [1], "Rank 1 submitted late, 13.0 ms of waiting (13.0 ms more than its peers)."),
+        (
+            "kv_cache",
+            [],
+            "No cause is named: rank 1 alone sent what was waited for: there is no peer to compare it with.",
+        ),
+        ("weights_broadcast", [], "No cause is named: no rank, queue or link takes longer than chance explains"),
+    ],
+)
+def test_transfers_of_kept_captures_accuse_whom_chance_does_not_explain(name: str, late: list[int], said: str):
+    """Where the one rank is late, its queue holds up all waits, and is no longer than that of the other."""
+    findings = analyze(load(TRACES / name))
+    assert findings.transfer_blames is not None
+    named = findings.transfer_blames.named
+    assert [blame.rank for blame in named if blame.cause is TransferCause.LATE] == late
+    assert TransferCause.QUEUED not in {blame.cause for blame in named}
+    (verdict,) = [line.text for line in headlines(findings) if line.word == "verdict"]
+    assert verdict.startswith(said)
+
+
+def test_too_few_waits_accuse_nobody():
+    waits = divide_transfer_waits(load(TRACES / "fabric_late_rank"))
+    assert waits is not None
+    few = dataclasses.replace(waits, writes=waits.writes.take(waits.writes.wait % 12 < 7))
+    assert (blame_transfers(few).named, blame_transfers(few).num_compared) == ((), 0)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tracekern.analysis.questions.stages import StageTimes, stage_times
 from tracekern.analysis.questions.staging import Staging, staging
 from tracekern.analysis.questions.summary import Summary, summarize
 from tracekern.analysis.questions.time_shares import TimeShares, share_time
+from tracekern.analysis.questions.transfer_blame import TransferBlames, blame_transfers
 from tracekern.analysis.questions.transfers import TransferWaits, divide_transfer_waits
 from tracekern.analysis.waits.analyze import Waits, analyze_waits
 from tracekern.analysis.waits.full_rings import DryRing, FullRing, find_dry_rings, find_full_rings
@@ -186,6 +187,11 @@ class Findings:
     def transfers(self) -> TransferWaits | None:
         """The waits for immediates in the window, each with its parts; None without transfer engines."""
         return divide_transfer_waits(self.in_window)
+
+    @cached_property
+    def transfer_blames(self) -> TransferBlames | None:
+        """Who held up these waits, and who stands out; None where no wait has its write on record."""
+        return blame_transfers(self.transfers) if self.transfers is not None and len(self.transfers) else None
 
     @cached_property
     def graph(self) -> EventGraph:

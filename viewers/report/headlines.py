@@ -154,7 +154,11 @@ def _waiting(findings: Findings) -> str:
 
 def _transfers(findings: Findings) -> list[Line]:
     waits = findings.transfers
-    return [Line("transfers", describe_transfers(waits))] if waits is not None and len(waits) else []
+    return (
+        [Line("transfers", describe_transfers(waits, findings.transfer_blames))]
+        if waits is not None and len(waits)
+        else []
+    )
 
 
 def _endless(findings: Findings) -> str:

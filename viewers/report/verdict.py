@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracekern.analysis.doubt import Blame
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.questions.transfers import TransferBlame, blame_transfers
+from tracekern.analysis.questions.transfer_blame import TransferBlames
 from tracekern.analysis.why.answer import MIN_SHARE, Answer, Cause, Silence
 from tracekern.analysis.why.candidates import CauseKind
 from tracekern.analysis.why.chance import MIN_ITERATIONS
@@ -12,7 +12,7 @@ from tracekern.analysis.why.replays import Saving
 from tracekern.formatting import count, duration, percent, sentence
 from tracekern.viewers.report.causes import accuse, describe_half, describe_incident, name_candidate
 from tracekern.viewers.report.held_up import describe_held_up
-from tracekern.viewers.report.questions.transfers import describe_blame
+from tracekern.viewers.report.questions.transfers import describe_blame, describe_evidence, why_none_stands_out
 
 ON_CPU = "the CPU backend shows order and coverage, never durations of a GPU"
 _ALONE = "One rank: no other to compare it with."
@@ -27,8 +27,9 @@ def verdict(findings: Findings) -> str:
     answer = findings.answer
     if findings.held_up:
         return describe_held_up(findings.held_up)
-    if not findings.timeline.launches and (blames := transfer_blames(findings)):
-        return sentence(describe_blame(blames[0]))
+    if (blames := _transfers_alone(findings)) is not None:
+        named = [describe_blame(blame) for blame in blames.named[:1]]
+        return sentence(named[0]) if named else f"No cause is named: {why_none_stands_out(blames)}."
     if len(findings.timeline.ranks) == 1 and not findings.absent:
         return _ALONE
     if not answer.causes:
@@ -45,9 +46,9 @@ def verdict(findings: Findings) -> str:
     return f"{accuse(first)} The run would be {saved} shorter {how}{_mostly_in(first.saving)}."
 
 
-def transfer_blames(findings: Findings) -> tuple[TransferBlame, ...]:
-    """What held up waits for transfers; nothing of a capture without any."""
-    return blame_transfers(findings.transfers) if findings.transfers is not None else ()
+def _transfers_alone(findings: Findings) -> TransferBlames | None:
+    """What held up waits for transfers, of a capture without any kernel."""
+    return None if findings.timeline.launches else findings.transfer_blames
 
 
 def part_of(findings: Findings) -> str:
@@ -81,6 +82,8 @@ def _mostly_in(saving: Saving) -> str:
 def evidence(findings: Findings) -> str:
     """What makes the first cause stand out; or the largest cost, where none does; "" where no cost is known."""
     answer = findings.answer
+    if (blames := _transfers_alone(findings)) is not None:
+        return describe_evidence(blames.named[0]) if blames.named else ""
     if not answer.causes:
         return _largest(answer)
     cause, first = answer.causes[0], answer.causes[0].finding

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.timeline.join.immediates import find_arrivals, immediate_waits, releasing
-from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
+from tracekern.timeline.join.immediates import Arrivals, find_arrivals, immediate_waits, releasing
+from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.table import Table
 
 _TRANSFER, _NUMBER = "transfer", "transfer"
@@ -30,6 +30,32 @@ class TransferCause(enum.Enum):
     """It was posted and had not arrived."""
     NOTICED = "noticed"
     """It had arrived, and the receiver's worker, or the waiter, had not seen it."""
+
+
+@dataclass(frozen=True, repr=False)
+class Writes(Table):
+    """[n] columns: writes that waits were for, whether they released them or came before."""
+
+    wait: Int64
+    """Row of TransferWaits."""
+    source: Int64
+    rank: Int64
+    """The rank that waited."""
+    domain: Int64
+    """Index into `TransferWaits.domains`."""
+    released: Mask
+    late_ns: Float64
+    """How long after the wait began its transfer was submitted; ..."""
+    queued_ns: Float64
+    under_way_ns: Float64
+    """... how long it was queued and under way, whoever waited then; ..."""
+    noticed_ns: Float64
+    """... how long it was there before the wait ended; nan unless the wait was for it when it arrived."""
+
+    def of(self, cause: TransferCause) -> Float64:
+        """[n] ns of a cause."""
+        ns: Float64 = getattr(self, f"{cause.name.lower()}_ns")
+        return ns
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,28 +83,14 @@ class TransferWaits(Table):
     domains: tuple[str, ...]
     num_unmatched: int
     """Waits that ended and whose write is not on record. They have no row."""
+    writes: Writes
+    doubt_ns: float
+    """By how much times of two hosts may contradict each other."""
 
     def of(self, cause: TransferCause) -> Int64:
         """[n] ns of a cause."""
         ns: Int64 = getattr(self, f"{cause.name.lower()}_ns")
         return ns
-
-
-@dataclass(frozen=True)
-class TransferBlame:
-    """Waiting that one rank, queue or link caused."""
-
-    cause: TransferCause
-    rank: int
-    """The sender; of NOTICED the waiter."""
-    peer: int
-    """The receiver, of UNDER_WAY; else -1."""
-    domain: str
-    """Of QUEUED and UNDER_WAY; else ""."""
-    waited_ns: int
-    beyond_ns: int
-    """How much more that is than what the median of its peers caused; they are the others of the same cause."""
-    num_waits: int
 
 
 def divide_transfer_waits(timeline: Timeline) -> TransferWaits | None:
@@ -92,30 +104,21 @@ def divide_transfer_waits(timeline: Timeline) -> TransferWaits | None:
     write = np.where(arrival >= 0, np.append(arrivals.write, -1)[arrival], -1)
     found = write >= 0
     row, arrival, write = every[found], arrival[found], write[found]
-    transfer = _transfers_of(timeline, write)
     begin, end = spans.start[row], spans.end[row]
-    # Its worker sees it when it polls; that it was there by the end of the write the sender knows.
-    came, confirmed = arrivals.time[arrival], spans.end[write]
-    moments = [
-        np.where(transfer >= 0, spans.start[transfer], spans.start[write]) if len(spans) else write,
-        spans.start[write],
-        np.where(confirmed == OPEN_END, came, np.minimum(came, confirmed)),
-        end,
-    ]
     parts, before = [], begin
-    for moment in moments:
+    transfer, moments = _moments(timeline, arrivals)
+    for moment in (*moments[:, arrival], end):
         reached = np.clip(moment, before, end)
         parts.append(reached - before)
         before = reached
-    roles = [track.role for track in timeline.tracks]
-    domains = tuple(sorted({roles[track] for track in spans.track[write].tolist()}))
+    domain, domains = _domains(timeline, write)
     return TransferWaits(
         row=row,
         rank=ranks[spans.track[row]],
         source=ranks[spans.track[write]],
-        domain=np.array([domains.index(roles[track]) for track in spans.track[write].tolist()], np.int64),
+        domain=domain,
         write=write,
-        transfer=transfer,
+        transfer=transfer[arrival],
         wait_ns=end - begin,
         late_ns=parts[0],
         queued_ns=parts[1],
@@ -124,30 +127,71 @@ def divide_transfer_waits(timeline: Timeline) -> TransferWaits | None:
         is_sure=arrivals.is_sure[arrival],
         domains=domains,
         num_unmatched=int((~found).sum()),
+        writes=_writes_waited_for(timeline, arrivals, moments, arrival, begin, end),
+        doubt_ns=_doubt_ns(timeline),
     )
 
 
-def blame_transfers(waits: TransferWaits) -> tuple[TransferBlame, ...]:
-    """Who caused how much waiting, those first that exceed their peers most."""
-    none = np.full(len(waits), -1)
-    keys = {
-        TransferCause.LATE: (waits.source, none, none),
-        TransferCause.QUEUED: (waits.source, none, waits.domain),
-        TransferCause.UNDER_WAY: (waits.source, waits.rank, waits.domain),
-        TransferCause.NOTICED: (waits.rank, none, none),
-    }
-    blames = []
-    for cause, columns in keys.items():
-        known, group = np.unique(np.stack(columns), axis=1, return_inverse=True)
-        group = group.ravel()
-        total = np.bincount(group, waits.of(cause), known.shape[1]).astype(np.int64)
-        number = np.bincount(group, minlength=known.shape[1])
-        for place, (rank, peer, domain) in enumerate(known.T.tolist()):
-            others = np.delete(total, place)
-            beyond = int(total[place] - (np.median(others) if len(others) else 0))
-            name = waits.domains[domain] if domain >= 0 else ""
-            blames.append(TransferBlame(cause, rank, peer, name, int(total[place]), beyond, int(number[place])))
-    return tuple(sorted((blame for blame in blames if blame.waited_ns > 0), key=lambda blame: -blame.beyond_ns))
+def _writes_waited_for(
+    timeline: Timeline, arrivals: Arrivals, moments: Int64, released_by: Int64, begin: Int64, end: Int64
+) -> Writes:
+    """A wait is for what came of its immediate since the one before it was released.
+
+    moments: of _moments(). released_by: [num_waits] the arrival that released each wait, from begin to end.
+    """
+    order = np.argsort(released_by, kind="stable")
+    arrival = np.flatnonzero(arrivals.write >= 0)
+    place = np.searchsorted(released_by[order], arrival)
+    arrival, place = arrival[place < len(order)], place[place < len(order)]
+    wait = order[place]
+    same = (arrivals.rank[arrival] == arrivals.rank[released_by[wait]]) & (
+        arrivals.imm[arrival] == arrivals.imm[released_by[wait]]
+    )
+    arrival, wait = arrival[same], wait[same]
+    submitted, posted, came = moments[:, arrival]
+    released = released_by[wait] == arrival
+    noticed = released & (came > begin[wait])  # else it was there before, and nothing was to be noticed
+    return Writes(
+        wait=wait,
+        source=arrivals.source[arrival],
+        rank=arrivals.rank[arrival],
+        domain=_domains(timeline, arrivals.write[arrival])[0],
+        released=released,
+        late_ns=np.maximum(submitted - begin[wait], 0).astype(float),
+        queued_ns=np.maximum(posted - submitted, 0).astype(float),
+        under_way_ns=np.maximum(came - posted, 0).astype(float),
+        noticed_ns=np.where(noticed, np.maximum(end[wait] - came, 0), np.nan),
+    )
+
+
+def _moments(timeline: Timeline, arrivals: Arrivals) -> tuple[Int64, Int64]:
+    """([num_arrivals] the span of each one's transfer, -1 where it is not on record; [3, num_arrivals] when that was
+    submitted, when the write was posted, and when it had arrived; 0 where no write is on record)"""
+    spans, known = timeline.spans, np.flatnonzero(arrivals.write >= 0)
+    transfer, moments = np.full(len(arrivals), -1), np.zeros((3, len(arrivals)), np.int64)
+    write = arrivals.write[known]
+    transfer[known] = _transfers_of(timeline, write)
+    posted, confirmed, came = spans.start[write], spans.end[write], arrivals.time[known]
+    submitted = np.where(transfer[known] >= 0, np.append(spans.start, 0)[transfer[known]], posted)
+    # Its worker sees it when it polls; that it was there by the end of the write the sender knows.
+    moments[:, known] = submitted, posted, np.where(confirmed == OPEN_END, came, np.minimum(came, confirmed))
+    return transfer, moments
+
+
+def _domains(timeline: Timeline, writes: Int64) -> tuple[Int64, tuple[str, ...]]:
+    """([n] index of what each write went through, the names)"""
+    roles = [timeline.tracks[track].role for track in timeline.spans.track[writes].tolist()]
+    names = tuple(sorted({track.role for track in timeline.tracks if track.kind is TrackKind.ENGINE}))
+    return np.array([names.index(role) for role in roles], np.int64), names
+
+
+def _doubt_ns(timeline: Timeline) -> float:
+    """By how much times of two hosts may contradict each other: on one machine by a tick."""
+    tick_ns = max(rank.resolution_ns for rank in timeline.ranks)
+    if len({rank.machine for rank in timeline.ranks}) < 2:
+        return tick_ns
+    bounds = sorted(float(rank.clock.host_hard_ns) if rank.clock else np.inf for rank in timeline.ranks)
+    return tick_ns + float(np.nan_to_num(sum(bounds[-2:]), nan=np.inf))
 
 
 def _transfers_of(timeline: Timeline, writes: Int64) -> Int64:
