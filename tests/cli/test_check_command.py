@@ -15,9 +15,13 @@ import pytest
 from captures import CaptureSpec, write_capture
 from launched import record
 from runs import draw_runs
+from simulator import Case, Shape, SlowWork, simulate
 
 from tests.paths import ROOT
+from tracekern.analysis.findings import analyze
 from tracekern.gate import baseline
+from tracekern.gate.cause import grown_cause
+from tracekern.timeline.load import load
 
 PROGRAM = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'tests' / 'launched.py'))}"
 RUNS = 8
@@ -76,7 +80,7 @@ def test_save_then_hold_against_the_latest(check, launches, tmp_path):
     slow = check(launches / "slow", "--against", "1", "--save")
     assert slow.returncode == 1
     assert f"{WAIT} regressed by +" in slow.stdout
-    shown = re.fullmatch(r"next: \S*tracekern report (.*/slow/slow_\d\d)", last_line(slow))
+    shown = re.fullmatch(r"next: \S*tracekern open (.*/slow/slow_\d\d)", last_line(slow))
     assert shown, "a baseline that was saved has no captures"
     assert "combine.wait_token.p50 regressed" not in slow.stdout
     assert len(kept(tmp_path)) == 1, "what regressed does not become the next baseline"
@@ -92,12 +96,32 @@ def test_captures_against_captures(check, launches):
     assert change["low"] < 0.3 < change["high"] + 0.02
     assert [Path(place).parent.name for place in report["look_at"]] == ["base", "slow"]
     told = last_line(check(launches / "slow", "--against", launches / "base"))
-    step = re.fullmatch(r"next: (\S*tracekern diff \S+/base/\S+ \S+/slow/\S+)   and why: (.*)", told)
-    for command in step.groups():
-        shown = subprocess.run(command, shell=True, executable="/bin/bash", env=WITH_PYTHON, capture_output=True)
-        assert shown.returncode == 0, shown.stderr
+    step = re.fullmatch(r"next: (\S*tracekern diff \S+/base/\S+ \S+/slow/\S+)", told)
+    assert step, "of one rank no report names a cause"
+    shown = subprocess.run(step[1], shell=True, executable="/bin/bash", env=WITH_PYTHON, capture_output=True)
+    assert shown.returncode == 0, shown.stderr
     single = check(*sorted((launches / "head").iterdir()), "--against", launches / "base")
     assert single.returncode == 0, single.stdout + single.stderr
+
+
+def test_the_cause_in_head_of_what_grew_is_named(check, tmp_path):
+    """Rank 3 is slower on both sides, and costs less than rank 1, which is slow in head alone."""
+    both, new = SlowWork(1_000, rank=3), SlowWork(6_000, rank=1)
+    for side, injections in (("base", (both,)), ("head", (both, new))):
+        for number in range(5):
+            case = Case(Shape.EXCHANGE, 4, 10, injections, 0.01)
+            simulate(case, number + 5 * (side == "head"), tmp_path / side / f"{side}_{number}")
+    ended = check(tmp_path / "head", "--against", tmp_path / "base", "--markdown", tmp_path / "told.md")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    *_, cause, step = ended.stdout.splitlines()
+    assert re.fullmatch(r"cause in head: Rank 1 is slow: each \w+\.\w+ takes .* The run would be .* shorter.*", cause)
+    why = re.fullmatch(r"next: .*tracekern diff .*   and why: (.*tracekern report .*)", step)
+    shown = subprocess.run(why[1], shell=True, executable="/bin/bash", env=WITH_PYTHON, capture_output=True, text=True)
+    assert shown.stdout.startswith("verdict  Rank 1 is slow")
+    answer = analyze(load(tmp_path / "head" / "head_0")).answer
+    assert grown_cause(answer, None) is not None
+    assert grown_cause(answer, answer) is None, "what costs as much in base has not grown"
+    assert f"**Cause in head:** {cause.partition(': ')[2]}" in (tmp_path / "told.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +163,7 @@ def test_budgets_need_no_baseline_and_one_run(check, launches, tmp_path):
     over = check(run, "--max", "wait_token.p50=1us")
     assert over.returncode == 1
     assert over.stdout.count("over its budget") == 2, "both stages have that event"
-    assert re.fullmatch(rf"next: \S*tracekern report {run}", last_line(over))
+    assert re.fullmatch(rf"next: \S*tracekern open {run}", last_line(over))
     (tmp_path / "pyproject.toml").write_text('[tool.tracekern.budgets]\n"wait_token.p50" = "1us"\n')
     assert check(run).returncode == 1
     assert check(run, "--max", "wait_token.p50=1ms").returncode == 0, "the command line comes last"

@@ -60,7 +60,8 @@ def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
         records[record.warp.rank].append(record)
     for rank, clock in clocks.items():
         mine = samples[samples["initiator"] == rank]
-        segment = _fill_segment(case, rank, clock, run.kernels[rank], records[rank], mine)
+        about = _metadata(case, rank, seed)
+        segment = _fill_segment(about, case.has_host_lane, clock, run.kernels[rank], records[rank], mine)
         try:
             write_dump(directory / fmt.dump_file_name(rank), segment)
         finally:
@@ -89,9 +90,9 @@ def _sample_clocks(
     return np.concatenate(rows)
 
 
-def _metadata(case: Case, rank: int) -> dict[str, Any]:
+def _metadata(case: Case, rank: int, seed: int) -> dict[str, Any]:
     return {
-        "run_id": "simulated",
+        "run_id": f"simulated_{seed}",
         "rank": rank,
         "num_ranks": case.num_ranks,
         "node": f"node {case.node(rank)}",
@@ -110,14 +111,19 @@ def _metadata(case: Case, rank: int) -> dict[str, Any]:
 
 
 def _fill_segment(
-    case: Case, rank: int, clock: Clock, kernels: list[Kernel], records: list[Record], samples: np.ndarray
+    about: dict[str, Any],
+    has_host_lane: bool,
+    clock: Clock,
+    kernels: list[Kernel],
+    records: list[Record],
+    samples: np.ndarray,
 ) -> SegmentWriter:
-    """A segment as the rank leaves it. records: by kernel and warp. The caller unlinks it."""
+    """A segment as the rank leaves it. about: its metadata. records: by kernel and warp. The caller unlinks it."""
     counts = Counter((record.kernel, record.warp.number) for record in records)
     plans = _plans(kernels, counts)
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
     segment = SegmentWriter.create(
-        f"simulated-{os.getpid()}", rank, _metadata(case, rank), arena_bytes, max(1, len(kernels))
+        f"simulated-{os.getpid()}", about["rank"], about, arena_bytes, max(1, len(kernels))
     )
     rows, ends = _span_rows(clock, records), clock.ticks(np.array([record.end_ns for record in records]))
     starts, first = clock.ticks(np.array([kernel.start_ns for kernel in kernels])), 0
@@ -134,7 +140,7 @@ def _fill_segment(
             headers["written"][idx] = headers["attempted"][idx] = count
             headers["end_ticks"][idx] = ends[mine].max(initial=starts[number])
             first += count
-        if case.has_host_lane:
+        if has_host_lane:
             launched = WALL_NS + int(kernel.enqueued_ns), WALL_NS + int(kernel.start_ns)
             segment.append_host_span(f"launch {kernel.name}", 1 + kernel.stream, *launched)
     segment.append_clock_samples(samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 from tracekern.cli import options
 from tracekern.cli.output import console, note, print_json, suggest, table
 from tracekern.errors import BadInput
-from tracekern.formatting import growth, metric_value
+from tracekern.formatting import duration, growth, metric_value
 
 if TYPE_CHECKING:
     from tracekern.gate.compare import Change, Rules
@@ -69,6 +70,26 @@ def make_rules(
     return Rules(value, min_runs, patterns, across_hosts, alternating)
 
 
+def add_cause(report: Report) -> Report:
+    """Adds the cause of what regressed, where the report of the capture that shows it names one."""
+    from tracekern.analysis.findings import analyze
+    from tracekern.gate.cause import grown_cause
+    from tracekern.timeline.load import load
+    from tracekern.viewers.report.verdict import tell_cause
+
+    if not report.look_at:
+        return report
+    try:
+        *base, head = [analyze(load(source)).answer for source in report.look_at]
+    except BadInput:  # what the gate can read may not be on one axis
+        return report
+    if (found := grown_cause(head, base[0] if base else None)) is None:
+        return report
+    cause, before_ns = found
+    in_base = f" In base it costs {duration(before_ns)}." if before_ns > 0 else ""
+    return dataclasses.replace(report, cause=f"{tell_cause(head, cause)}{in_base}")
+
+
 def finish(report: Report, outputs: Outputs, without_captures: str = "") -> None:
     """Writes and prints the report, and exits with its code.
 
@@ -85,6 +106,8 @@ def finish(report: Report, outputs: Outputs, without_captures: str = "") -> None
         print_json(report.as_dict())
     else:
         print_report(report)
+        if report.cause:
+            console().print(f"cause in head: {report.cause}", soft_wrap=True)
         if step := _next_step(report, without_captures):
             console().print(f"next: {step}", soft_wrap=True)
     raise typer.Exit(int(report.outcome))
@@ -97,8 +120,10 @@ def _next_step(report: Report, without_captures: str) -> str:
 
     if report.outcome is Outcome.REGRESSED:
         captures = [Path(source) for source in report.look_at]
-        compared = f"{suggest('diff', *captures)}   and why: " if len(captures) == 2 else ""
-        return f"{compared}{suggest('report', captures[-1])}" if captures else without_captures
+        if not captures:
+            return without_captures
+        shown = suggest("diff", *captures) if len(captures) == 2 else suggest("open", captures[-1])
+        return f"{shown}   and why: {suggest('report', captures[-1])}" if report.cause else shown
     undecided = report.comparison.of(Verdict.UNDECIDED) if report.comparison and not report.all_problems else ()
     needed = max((change.runs_to_decide for change in undecided), default=0)
     return f"about {needed} launches a side would decide" if needed and report.outcome is Outcome.CANNOT_SAY else ""

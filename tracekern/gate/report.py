@@ -38,6 +38,8 @@ class Report:
     undecided_fails: bool = True
     look_at: tuple[str, ...] = ()
     """Captures that show what regressed: one of base, if it has captures, and one of head."""
+    cause: str = ""
+    """What costs the last of these more than the first, and how much; "" where its report names nothing such."""
 
     @property
     def all_problems(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ class Report:
             ],
             "comparison": self.comparison.as_dict() if self.comparison else None,
             "look_at": list(self.look_at),
+            "cause": self.cause or None,
         }
 
 
@@ -99,6 +102,8 @@ def markdown(report: Report) -> str:
     """Returns the report as Markdown for a comment on a pull request."""
     signs = {Outcome.GOOD: "✅", Outcome.REGRESSED: "❌", Outcome.CANNOT_SAY: "❔"}
     lines = [f"### {signs[report.outcome]} tracekern: {_cell(report.headline)}", ""]
+    if report.cause:
+        lines += [f"**Cause in head:** {_cell(report.cause)}", ""]
     if report.budgets:
         lines += ["| budget | limit | value | |", "| --- | ---: | ---: | --- |"]
         for result in report.budgets:

@@ -41,9 +41,14 @@ def verdict(findings: Findings) -> str:
         both, last = name_candidate(answer.causes[1].candidate), answer.causes[-1]
         saved = saved_of(answer, last.together_at_least_ns, last.together_ns)
         return f"{accuse(first)} Without it and {both} the run would be {saved} shorter."
-    saved = saved_of(answer, first.at_least_ns, first.saving.whole_ns)
-    how = "if there were always room" if first.candidate.kind is CauseKind.RING else "without"
-    return f"{accuse(first)} The run would be {saved} shorter {how}{_mostly_in(first.saving)}."
+    return tell_cause(answer, first)
+
+
+def tell_cause(answer: Answer, cause: Cause) -> str:
+    """What a cause does, and what it costs by itself."""
+    saved = saved_of(answer, cause.at_least_ns, cause.saving.whole_ns)
+    how = "if there were always room" if cause.candidate.kind is CauseKind.RING else "without"
+    return f"{accuse(cause)} The run would be {saved} shorter {how}{_mostly_in(cause.saving)}."
 
 
 def _transfers_alone(findings: Findings) -> TransferBlames | None:

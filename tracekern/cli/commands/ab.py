@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,18 +55,21 @@ def ab(
     with scratch_directory() as scratch:
         todo = turns(runs, (output or scratch).absolute(), warm_ups)
         sides = _launch(todo, {"base": base, "head": head}, rules, timeout, unaligned)
-    if sides.problems:
-        report = Report(head=head, base=base, comparison=None, budgets=(), problems=sides.problems)
-    else:
-        report = check(
-            sides.head,
-            sides.base,
-            limits,
-            rules,
-            head_name=head,
-            base_name=base,
-            undecided_fails=on_undecided is gate_output.OnUndecided.fail,
-        )
+        if sides.problems:
+            report = Report(head=head, base=base, comparison=None, budgets=(), problems=sides.problems)
+        else:
+            report = check(
+                sides.head,
+                sides.base,
+                limits,
+                rules,
+                head_name=head,
+                base_name=base,
+                undecided_fails=on_undecided is gate_output.OnUndecided.fail,
+            )
+        report = gate_output.add_cause(report)
+    if output is None:
+        report = dataclasses.replace(report, look_at=())  # these captures are gone
     keep_them = "keep the captures with -o DIR; then tracekern diff DIR/base_00 DIR/head_00 shows two of them"
     gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown), keep_them)
 

@@ -84,7 +84,7 @@ def check(
         _save(head, rules, storage, "they regressed" if report.outcome is Outcome.REGRESSED else doubt)
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
-    gate_output.finish(report, gate_output.Outputs(as_json, junit, markdown))
+    gate_output.finish(gate_output.add_cause(report), gate_output.Outputs(as_json, junit, markdown))
 
 
 def _limits(config: Path | None, texts: list[str]) -> list[Budget]:
