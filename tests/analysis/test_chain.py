@@ -115,7 +115,7 @@ def test_json_and_page_tell_why_the_longest_waits_of_a_kept_capture_lasted(comma
     assert sum(part["time_ns"] for part in path["parts"]) == path["end_ns"] - path["start_ns"]
     text = page.read_text().replace("\u00a0", " ")
     assert "<code>rank_barrier.wait_barrier</code> of rank 2, in start-up</td>" in text
-    assert "<b>1.44 us</b> ← waiting for launches by rank 0&#x27;s host <b>550 us</b></td>" in text
+    assert "<b>1.44 us</b> ← rank 0&#x27;s gaps before kernels (its host) <b>550 us</b></td>" in text
 
 
 def test_a_long_chain_is_cut_in_the_middle_on_the_page():

@@ -105,7 +105,9 @@ def test_the_host_that_costs_most_is_named_and_the_longest_waiter_is_not(tmp_pat
     found = analyze(load(TRACES / "h200x2_late_rank"))
     lines = {line.word: line.text for line in headlines(found)}
     assert found.time.ranks[int(found.time.wait.argmax())] != 1
-    assert lines["verdict"].startswith("Kernels of rank 1 begin 302 us after its peers (host or an unrecorded kernel).")
+    assert lines["verdict"].startswith("Rank 1's gaps before kernels are 302 us longer than its peers', most before ")
+    assert "most before dispatch_send (host or an unrecorded kernel). The run would be" in lines["verdict"]
+    assert "long, is rank 1's gaps before kernels (host or an unrecorded kernel)" in lines["bound"], "the same words"
     assert lines["why"].startswith("307 us more than its peers, by the mean of 20 iterations; ranks that are all ")
     page = page_of(found, tmp_path / "report.html").read_text().replace("\u00a0", " ")
     assert "<td><b>rank 1&#x27;s gaps before kernels</b></td><td>named</td>" in page
@@ -236,7 +238,7 @@ def test_a_first_iteration_that_hides_the_others_says_how_to_see_them(findings, 
     (bound,) = [line.text for line in headlines(findings) if line.word == "bound"]
     window = re.search(r"start-up and the first iteration are 69 % of it: --window (\S+) leaves them out", bound)[1]
     others = command_line("report", TRACES / "h200x4", "--window", window, "--json")
-    assert "which is 783 us long, is before kernels of rank 0" in json.loads(others.stdout)["bound"]
+    assert "which is 783 us long, is rank 0's gaps before kernels" in json.loads(others.stdout)["bound"]
     assert not any("--window" in line.text for line in headlines(analyze(load(TRACES / "h200x4_late_host"))))
 
 
@@ -310,7 +312,7 @@ def test_json_has_the_same_lines_and_the_answer_as_data(command_line, findings):
     assert cause["saved_ns"] == found.answer.causes[0].saving.whole_ns
     assert cause["saved_at_least_ns"] == found.answer.causes[0].at_least_ns
     assert cause["pattern"] == {"begin": 0, "until": None, "stride": 1}
-    assert f"{cause['excess_ns'] / 1e3:.0f} us after its peers" in told["verdict"]
+    assert f"{cause['excess_ns'] / 1e3:.0f} us longer than its peers'" in told["verdict"]
     assert cause["by_iteration"]["mean_ns"] * answer["num_iterations"] == pytest.approx(cause["saved_ns"], rel=0.01)
     assert cause["more_than_peers_ns"] > cause["alike_ns"] > 0
     assert (answer["silence"], answer["note"]) == (None, "")

@@ -35,10 +35,16 @@ def accuse(cause: Cause) -> str:
     if candidate.kind.is_of_links:
         return f"Messages on {_links(candidate)} take {duration(excess.ns)} longer than on other links{when}."
     if candidate.kind is CauseKind.HOST:
-        late = f"{duration(excess.ns)} after {'those of other ranks' if many else 'its peers'}{when}"
+        gaps = (
+            f"gaps before kernels of {who.removesuffix(',')}" if many and not cause.is_host else "gaps before kernels"
+        )
+        than = "those of other ranks" if many else "its peers'"
+        longer = f"{gaps} are {duration(excess.ns)} longer than {than}{when}, most before {excess.stage}"
         if cause.is_host:
-            return f"The hosts of {who} launch {late}." if many else f"{subject}'s host launches {late}."
-        return f"Kernels of {who} begin {late} ({HOST_OR_KERNEL})."
+            late = f"The hosts of {who} are late: their" if many else f"{subject}'s host is late: its"
+            return f"{late} {longer}."
+        whose = "The" if many else f"{subject}'s"
+        return f"{whose} {longer} ({HOST_OR_KERNEL})."
     if candidate.kind is CauseKind.EXTRA:
         return f"{subject} alone runs {_own_work(excess)}{when}."
     if candidate.kind is CauseKind.AMOUNT:

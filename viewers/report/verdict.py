@@ -33,7 +33,7 @@ def verdict(findings: Findings) -> str:
     if len(findings.timeline.ranks) == 1 and not findings.absent:
         return _ALONE
     if not answer.causes:
-        return f"No cause is named: {_why_none(findings)}."
+        return f"{_incidents(answer)}No cause is named: {_why_none(findings)}."
     first = answer.causes[0]
     if (
         len(answer.causes) > 1 and first.saving.whole_ns < MIN_SHARE * answer.makespan_ns
@@ -144,6 +144,14 @@ def _name(cause: Cause) -> str:
     return f"then {name_candidate(cause.candidate, cause.is_host)}"
 
 
+def _incidents(answer: Answer) -> str:
+    """What happened now and then, ahead of the verdict; "" where nothing did, or durations mean nothing."""
+    if answer.silence is Silence.CPU:
+        return ""
+    seen = "; ".join(describe_incident(answer, incident) for incident in answer.incidents[:_MOST_INCIDENTS])
+    return f"{sentence(seen)} " if seen else ""
+
+
 def _why_none(findings: Findings) -> str:
     answer = findings.answer
     number = count(answer.num_iterations, "iteration")
@@ -157,19 +165,18 @@ def _why_none(findings: Findings) -> str:
         seen = "; ".join(describe_half(cause, len(findings.timeline.ranks)) for cause in answer.halves)
         return f"{seen}, and nothing says which of them are as they should be"
     if answer.incidents:
-        seen = "; ".join(describe_incident(answer, incident) for incident in answer.incidents[:_MOST_INCIDENTS])
-        return f"no habit is shown. {sentence(seen)[:-1]}"
+        return "no habit is shown"
     least = f"{100 * MIN_SHARE:.0f} % of the run"
     return f"over {number}, no rank and no link takes longer than chance explains and costs {least}"
 
 
 def _largest(answer: Answer) -> str:
-    if answer.note or answer.incidents:
+    if answer.halves:
+        return f"alike, they would save {saved_of(answer, None, answer.halves[-1].together_ns)}"
+    if answer.note or _incidents(answer):
         return ""
     if not answer.costs or answer.costs[0].saving.whole_ns <= 0:
         return "no single rank or link would shorten the run by working like its peers"
-    if answer.halves:
-        return f"alike, they would save {saved_of(answer, None, answer.halves[-1].together_ns)}"
     first = answer.costs[0]
     saved_ns = first.saving.whole_ns
     return (

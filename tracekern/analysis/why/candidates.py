@@ -85,6 +85,8 @@ class Excess:
     """Events that time outside of spans lies between: "" for the begin or the end of the kernel."""
     slots: int = 0
     """What a ring holds; 0 where that is not on record."""
+    stage: str = ""
+    """The kernel before which a host's gaps are longest, beside those of its peers."""
 
 
 class Candidates:
@@ -263,7 +265,9 @@ class Candidates:
             return Excess(float(ring.late_ns), 1.0, None, slots=ring.slots)
         part = Part(self._indices(candidate), hits, warp)
         if candidate.kind is CauseKind.HOST:
-            return Excess(self.table.hosts.mean_excess_ns(part), 1.0, None)
+            hosts = self.table.hosts
+            stage = self._graph.stages[hosts.longest_stage(part)]
+            return Excess(hosts.mean_excess_ns(part), 1.0, None, stage=stage)
         if candidate.kind is CauseKind.PACE and warp < 0:
             warp = self.table.only_writer(part)
             part = dataclasses.replace(part, writer=warp)

@@ -272,6 +272,12 @@ class _Hosts:
         by_iteration = np.bincount(iterations[1], np.nan_to_num(longer), len(iterations[0])) / len(part.ranks)
         return float(np.median(by_iteration)) if len(by_iteration) else 0.0
 
+    def longest_stage(self, part: Part) -> int:
+        """The stage before which most of what the gaps of a part are longer lies: an index into EventGraph.stages."""
+        rows = np.flatnonzero(self._chosen(part, self._launch))
+        longer = np.nan_to_num(self._beside(part, self._launch, self.gap_ns, rows))
+        return int(np.bincount(self._stage[self._launch[rows]], longer).argmax())
+
     def host_share(self, part: Part, by_host_ns: Int64) -> float:
         """How much of what the gaps of a part are longer is the host's. by_host_ns: see Schedule.host_gap_ns."""
         rows = np.flatnonzero(self._chosen(part, self._launch))

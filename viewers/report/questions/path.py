@@ -49,11 +49,10 @@ QUESTION = Question("path", "Path", "What bounds the time?", draw, order=50)
 
 
 def describe_part(part: PathPart) -> str:
-    """ "combine_recv.reduce_token of rank 3", "the link 0 → 3", "waiting for launches by rank 0's host"."""
-    if part.kind == PathKind.HOST:
-        return f"waiting for launches by rank {part.rank}'s host"
-    if part.kind == PathKind.GAP:
-        return f"before kernels of rank {part.rank} ({HOST_OR_KERNEL})"
+    """ "combine_recv.reduce_token of rank 3", "the link 0 → 3", "rank 0's gaps before kernels (its host)"."""
+    if part.kind in (PathKind.HOST, PathKind.GAP):
+        what = "its host" if part.kind == PathKind.HOST else HOST_OR_KERNEL
+        return f"rank {part.rank}'s gaps before kernels ({what})"
     if part.kind == PathKind.LINK:
         is_within = part.rank == part.peer
         return f"messages within rank {part.rank}" if is_within else f"the link {part.rank} → {part.peer}"
