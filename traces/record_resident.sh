@@ -31,7 +31,7 @@ Made by \`traces/record_resident.sh\` on $(date -u +%Y-%m-%d): one $gpu, driver 
     tracekern $2 -o $directory
 
 Eight ranks are resident on the GPU side by side, and $3. Open
-\`trace.pftrace.gz\` with \`tracekern open\`, or ask who was late: \`tracekern report $directory\`.
+\`trace.pftrace.gz\` with \`tracekern open\`, or ask what that costs: \`tracekern report $directory\`.
 The ranks share one GPU and one clock: order and causes hold, and durations are those of an eighth of a GPU without links.
 END
 }

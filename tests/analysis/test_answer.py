@@ -458,19 +458,3 @@ def test_clocks_that_contradict_messages_make_a_verdict_doubtful_and_name_no_lin
         lines = {line.word: line.text for line in headlines(findings)}
         assert "; doubtful, as waits ended before their signals began" in lines["why"]
         assert lines["trust"].startswith("channel ")
-
-
-@pytest.mark.parametrize(
-    ("name", "rank", "share", "is_named"),
-    [
-        ("h200x2_late_rank", 1, 0.77, True),
-        ("h200x4_late_host", 0, 0.15, False),  # of six calls
-        ("h200_resident", 3, 0.026, False),  # of four
-        ("h200x4", 0, 0.105, False),
-    ],
-)
-def test_kept_captures(name: str, rank: int, share: float, is_named: bool):
-    answer = analyze(tracekern.load(TRACES / name)).answer
-    assert named(answer) == [of_rank(rank, CauseKind.HOST)] * is_named
-    assert answer.costs[0].candidate == of_rank(rank, CauseKind.HOST)
-    assert answer.costs[0].saving.whole_ns / answer.makespan_ns == pytest.approx(share, rel=0.05)

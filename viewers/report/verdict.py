@@ -175,8 +175,8 @@ def _largest(answer: Answer) -> str:
         return f"alike, they would save {saved_of(answer, None, answer.halves[-1].together_ns)}"
     if answer.note or _incidents(answer):
         return ""
-    if not answer.costs or answer.costs[0].saving.whole_ns <= 0:
-        return "no single rank or link would shorten the run by working like its peers"
+    if not answer.costs or answer.costs[0].saving.whole_ns < MIN_SHARE * answer.makespan_ns:
+        return f"no single rank or link would make the run {100 * MIN_SHARE:.0f} % shorter by working like its peers"
     first = answer.costs[0]
     saved_ns = first.saving.whole_ns
     return (
