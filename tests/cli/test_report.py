@@ -309,6 +309,7 @@ def test_json_has_the_same_lines_and_the_answer_as_data(command_line, findings):
     assert told == {"file": None, **{line.word: line.text for line in headlines(found)}}
     (cause,) = answer["causes"]
     assert (cause["kind"], cause["rank"], cause["peer"], cause["is_host"]) == ("host", 1, None, False)
+    assert (cause["stage"], cause["phase"]) == ("dispatch_send", None)
     assert cause["saved_ns"] == found.answer.causes[0].saving.whole_ns
     assert cause["saved_at_least_ns"] == found.answer.causes[0].at_least_ns
     assert cause["pattern"] == {"begin": 0, "until": None, "stride": 1}

@@ -117,6 +117,7 @@ def _causes(causes: Sequence[Cause]) -> list[dict[str, Any]]:
             "excess_ns": cause.excess.ns,
             "factor": cause.excess.factor,
             "phase": str(cause.excess.phase) if cause.excess.phase else None,
+            "stage": cause.excess.stage or None,
             "warp": cause.excess.warp,
             "between": cause.excess.between,
             "slots": cause.excess.slots or None,
