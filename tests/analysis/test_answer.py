@@ -262,15 +262,15 @@ def _ends_with_another_kernel(case: Case, rank: int, warp: int) -> Program:
         yield Signal("token", (rank + 1) % case.num_ranks, iteration, iteration)
         yield Wait("token", (rank - 1) % case.num_ranks, iteration, iteration)
     yield Launch("finish", 1, True)
-    yield from programs._meeting(case, 0)
+    yield from programs._meeting(case, rank, 0)
 
 
 def _has_a_checkpoint(case: Case, rank: int, warp: int) -> Program:
     for iteration in range(case.iterations):
         for name, number in [("stage", iteration)] + [("checkpoint", 100)] * (iteration == 4):
             yield Launch(name, number, True)
-            yield Work("compute", number, case.work_ns)
-            yield from programs._meeting(case, number)
+            yield Work("compute", iteration, case.work_ns)
+            yield from programs._meeting(case, rank, number)
 
 
 @pytest.mark.parametrize(

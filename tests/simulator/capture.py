@@ -122,9 +122,7 @@ def _fill_segment(
     counts = Counter((record.kernel, record.warp.number) for record in records)
     plans = _plans(kernels, counts)
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
-    segment = SegmentWriter.create(
-        f"simulated-{os.getpid()}", about["rank"], about, arena_bytes, max(1, len(kernels))
-    )
+    segment = SegmentWriter.create(f"simulated-{os.getpid()}", about["rank"], about, arena_bytes, max(1, len(kernels)))
     rows, ends = _span_rows(clock, records), clock.ticks(np.array([record.end_ns for record in records]))
     starts, first = clock.ticks(np.array([kernel.start_ns for kernel in kernels])), 0
     for number, (plan, kernel) in enumerate(zip(plans, kernels, strict=True)):

@@ -197,9 +197,11 @@ class _Inquiry:
         even_hosts_ns = self._replays.saved(self._candidates.table.hosts.even()).whole_ns
         incidents = self._incidents()
         silence = self._why_nobody()
-        found = [] if silence is Silence.CPU else self._rings()
-        found += [] if silence else self._find()
-        kept = self._worth_naming(found)
+        found = [] if silence else self._find()
+        # Of few iterations what is larger than a ring's cost, and cannot be judged, is not passed over.
+        is_largest = bool(costs) and costs[0].candidate.kind is CauseKind.RING
+        has_rings = silence is None or (silence is Silence.FEW_ITERATIONS and is_largest)
+        kept = self._worth_naming(found + (self._rings() if has_rings else []))
         halves = [one for one in kept if self._is_half(one, kept)]
         causes = self._causes([one for one in kept if one not in halves])
         if not causes and silence is None:
