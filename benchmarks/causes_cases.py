@@ -25,6 +25,7 @@ from simulator import (
     SlowPause,
     SlowWarp,
     SlowWork,
+    SmallRing,
 )
 
 from tracekern.analysis.why.candidates import Candidate, CauseKind
@@ -59,6 +60,7 @@ def cost_cases() -> list[Row]:
         Row("ring", Case(Shape.RING, 8, 10, (slow,))),
         Row("ring, 20 us more", Case(Shape.RING, 8, 10, (SlowWork(4 * DELAY_NS, rank=1),))),
         Row("credits", Case(Shape.CREDITS, 8, 50, (slow,))),
+        Row("small rings", Case(Shape.CREDITS, 8, 50, (SmallRing(slots=1),), window=0, is_persistent=True)),
         Row("barrier of 32", Case(Shape.BARRIER, 32, 10, (slow,))),
         Row("exchange", Case(Shape.EXCHANGE, 8, 10, (slow,))),
         Row("persistent stream", Case(Shape.STREAM, 8, 50, (slow,), is_persistent=True)),
@@ -144,6 +146,8 @@ def candidates_of(case: Case) -> set[Candidate]:
             right.add(Candidate(CauseKind.LINK, entry.source, entry.destination))
         elif isinstance(entry, LatencyOut):
             right |= {Candidate(CauseKind.LINKS_OUT, rank) for rank in entry.ranks}
+        elif isinstance(entry, SmallRing):
+            right.add(Candidate(CauseKind.RING, -1, channel="room"))
         else:
             kinds = {LateHost: CauseKind.HOST, MoreWork: CauseKind.AMOUNT, ExtraKernel: CauseKind.EXTRA}
             right.add(Candidate(kinds.get(type(entry), CauseKind.PACE), entry.rank))
@@ -256,6 +260,12 @@ def _slow_stream(rng: Rng, num_ranks: int) -> Case:
     return replace(_base(rng, (Shape.STREAMS,), num_ranks), injections=(slow,))
 
 
+def _small_ring(rng: Rng, num_ranks: int) -> Case:
+    ring = SmallRing(slots=int(rng.integers(1, 4)))
+    case = replace(_base(rng, (Shape.CREDITS,), num_ranks, (20, 50)), noise=float(rng.uniform(0.02, 0.3)), window=0)
+    return replace(case, injections=(ring,), is_persistent=bool(rng.random() < 0.5))
+
+
 def _ahead_slow_rank(rng: Rng, num_ranks: int) -> Case:
     case = replace(_slow_rank(rng, num_ranks), is_persistent=False)
     return replace(case, hosts_run_ahead=True, has_host_lane=True, launch_ns=int(rng.choice([3_000, 7_000, 12_000])))
@@ -284,6 +294,7 @@ SINGLES: dict[str, Callable[[Rng, int], Case]] = {
     "all links out": _links_out,
     "link of a barrier": _link_of_barrier,
     "slow stream of two": _slow_stream,
+    "small ring": _small_ring,
     "hosts ahead, slow rank": _ahead_slow_rank,
     "once": _once,
 }

@@ -13,9 +13,9 @@ written through the real segment and packer, with clocks of an offset and a rate
 Injections, one class each (`cases`): SlowWork (a rank works longer, by ns or by a share), SlowWarp (one of its warps),
 SlowPause (outside spans), MoreWork (more tokens), MovingWork (another rank in every iteration), ExtraKernel (that one
 rank alone has), Latency and Drain (a link), LatencyOut (all links out of a rank or of a node), LateHost (a gap before a
-rank's kernels). Every one can be confined to some iterations; several of them make a set. Ranks that are all alike
-differ by noise, by host jitter, by outliers and by speeds that wander (`Case`). Noise is drawn by rank, warp and place
-in the program, so the same seed gives the same noise with and without an injection.
+rank's kernels), SmallRing (few slots). Every one can be confined to some iterations; several of them make a set. Ranks
+that are all alike differ by noise, by host jitter, by outliers and by speeds that wander (`Case`). Noise is drawn by
+rank, warp and place in the program, so the same seed gives the same noise with and without an injection.
 """
 
 from simulator.cases import (
@@ -33,6 +33,7 @@ from simulator.cases import (
     SlowPause,
     SlowWarp,
     SlowWork,
+    SmallRing,
 )
 from simulator.run import Truth, simulate
 
@@ -51,6 +52,7 @@ __all__ = [
     "SlowPause",
     "SlowWarp",
     "SlowWork",
+    "SmallRing",
     "Truth",
     "simulate",
 ]

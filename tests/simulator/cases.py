@@ -184,6 +184,13 @@ class ExtraKernel(Injection):
 
 
 @dataclass(frozen=True)
+class SmallRing(Injection):
+    """The rings of `CREDITS` have few slots, and not the `window` of the case."""
+
+    slots: int = 1
+
+
+@dataclass(frozen=True)
 class LateHost(Injection):
     """A rank's host launches the first kernel of an iteration later."""
 
@@ -210,9 +217,7 @@ class Case:
     """The host's launches are on record as ranges."""
     work_ns: int = 20_000
     window: int = 2
-    """Slots of the ring between two ranks of `CREDITS`."""
-    has_room: bool = False
-    """The rings have room at all times: nobody waits for it, with the same noise in all else."""
+    """Slots of the ring between two ranks of `CREDITS`; 0: there is always room."""
     latency_ns: int = 600
     drain_ns: int = 400
     see_ns: int = 100
@@ -252,6 +257,11 @@ class Case:
     def tokens(self, rank: int, warp: int, iteration: int) -> int:
         """How many tokens a warp of a pipeline has to copy, without those that are injected."""
         return int(np.random.default_rng([rank, warp, iteration]).integers(1, 4)) if self.is_uneven else 2
+
+    @property
+    def slots(self) -> int:
+        """Of the ring between two ranks; 0: there is always room."""
+        return min((entry.slots for entry in self.injections if isinstance(entry, SmallRing)), default=self.window)
 
     def without_injections(self) -> Case:
         return dataclasses.replace(self, injections=())

@@ -90,10 +90,10 @@ def _credits(case: Case, rank: int, warp: int) -> Program:
         if rank > 0:
             yield Signal("room", rank - 1, iteration + 1, iteration)
         if rank < last:
-            if iteration >= case.window and case.has_room:
+            if case.slots and iteration >= case.slots:
+                yield Wait("room", rank + 1, iteration + 1 - case.slots, iteration)
+            else:
                 yield Pause(iteration, case.see_ns)
-            elif iteration >= case.window:
-                yield Wait("room", rank + 1, iteration + 1 - case.window, iteration)
             yield Signal("token", rank + 1, iteration, iteration)
 
 

@@ -308,17 +308,14 @@ def _time_waits(timeline: Timeline, waits: Waits, latest: Int64, over: Int64) ->
     message = _is_message(waits)
     drain = np.where(message, np.maximum(spans.end[waits.signal] - spans.start[waits.signal], 0), 0)
     flag = np.maximum(passed - drain, 0)
-    by_pair = group_rows(len(waits), waits.phase, waits.peer, waits.rank)
     by_phase = group_rows(len(waits), waits.phase)
     was_late = (latest >= spans.start[waits.row]) | (waits.late_ns + waits.drain_ns > 0)
     held_up = known & (was_late | (lasted >= _HELD_UP * np.maximum(flag, 1)))
-    usual = median_of_groups(by_phase.group[held_up], flag[held_up], len(by_phase))[by_phase.group]
     # Of those that found their signal there most only polled once.
     there = known & ~held_up
     polled = quantile_of_groups(by_phase.group[there], lasted[there], len(by_phase), 0.25)[by_phase.group]
     held_up |= known & (lasted > _POLLS * polled) & (lasted >= _PART * flag)
-    of_pair = median_of_groups(by_pair.group[held_up], flag[held_up], len(by_pair))[by_pair.group]
-    usual = np.nan_to_num(np.where(np.isfinite(of_pair), of_pair, usual))
+    usual = _usual_flags(timeline, waits, flag, held_up)
     held_up |= known & (lasted > _POLLS * polled) & (flag <= _AS_USUAL * usual)
     return _WaitTimes(
         latency=np.where(held_up, passed, np.minimum(drain + usual, passed)).astype(float),
@@ -327,6 +324,24 @@ def _time_waits(timeline: Timeline, waits: Waits, latest: Int64, over: Int64) ->
         over=over,
         was_held_up=held_up,
     )
+
+
+def _usual_flags(timeline: Timeline, waits: Waits, flag: Int64, held_up: Mask) -> Float64:
+    """[num_waits] what flags of each pair of ranks take in a phase, by the median of those that held up a wait.
+
+    Of a pair without any it is what the pair takes in other phases, or else what a quarter of all pairs take at most:
+    those that hold up waits may be the slow ones.
+    """
+    pairs = group_rows(len(waits), waits.phase, waits.peer, waits.rank)
+    usual = median_of_groups(pairs.group[held_up], flag[held_up], len(pairs))
+    _, peer, rank = pairs.columns
+    near = timeline.on_same_node(peer.astype(np.int32), rank.astype(np.int32)).astype(np.int64)
+    links, known = group_rows(len(pairs), peer, rank), np.flatnonzero(np.isfinite(usual))
+    of_link = median_of_groups(links.group[known], usual[known], len(links))[links.group]
+    usual = np.where(np.isfinite(usual), usual, of_link)
+    known = np.flatnonzero(np.isfinite(usual))
+    usual = np.where(np.isfinite(usual), usual, quantile_of_groups(near[known], usual[known], 2, 0.25)[near])
+    return np.asarray(np.nan_to_num(usual)[pairs.group], float)
 
 
 def _add_runs(

@@ -32,6 +32,8 @@ _SURE = 2.0
 """So many standard errors hold in 19 of 20 runs."""
 _TICKS = 3
 """By so many ticks of the clock what an iteration saves may be wrong: that of pieces that follow each other."""
+_REPLAY = 0.02
+"""By such a share of what they save replays of simulated runs were wrong, whatever their noise."""
 _MAX_OF_KIND = 4
 """Ranks, or links, of each kind whose cost is worked out whether they are named or not."""
 _MOST_UNMATCHED = 0.1
@@ -229,18 +231,23 @@ class _Inquiry:
         known += [(self._candidates.describe(one, self._always).ns, one) for one in self._candidates.of_rings()]
         found = [
             Cost(one, self._replays.saved(self._candidates.without(one, self._always)), excess_ns)
-            for excess_ns, one in known
+            for one, excess_ns in {one: excess_ns for excess_ns, one in reversed(known)}.items()
         ]
         return tuple(sorted(found, key=lambda cost: -cost.saving.whole_ns))
 
     def _incidents(self) -> tuple[Incident, ...]:
         """What happened in a few iterations, which are then taken out of all that is compared."""
         found = list[Incident]()
-        while self._replays.num_iterations >= MIN_FOR_INCIDENTS and len(found) < _MOST_INCIDENTS:
+        seen_before = set[tuple[Candidate, bytes]]()
+        for _ in range(_MOST_INCIDENTS if self._replays.num_iterations >= MIN_FOR_INCIDENTS else 0):
             seen = find_incident([make() for make in self._candidates.measures(self._with_links, with_rare_hosts=True)])
             if seen is None:
                 break
             candidate, hits = self._candidates.candidate(seen), seen.pattern.hits
+            if (candidate, hits.tobytes()) in seen_before:  # what is left of it
+                self._candidates.take_out(self._candidates.candidate(seen, as_measured=True), hits)
+                continue
+            seen_before.add((candidate, hits.tobytes()))
             change = self._candidates.without(candidate, hits, warp=self._candidates.warp(seen))
             saving = self._replays.saved(change)
             self._candidates.take_out(candidate, hits, is_incident=True)
@@ -330,8 +337,8 @@ class _Inquiry:
             known,
             *(self._replays.saved(one.change * (1 + by)).whole_ns for by in (-min(error, 1.0), error) if by),
         ]
-        rounding_ns = _TICKS * self._candidates.tick_ns * int(one.hits.sum())
-        return min(found) - rounding_ns, max(found) + rounding_ns
+        doubt_ns = _TICKS * self._candidates.tick_ns * int(one.hits.sum()) + _REPLAY * known
+        return min(found) - doubt_ns, max(found) + doubt_ns
 
     def _at_least(self, found: list[_Found], most_ns: float) -> float | None:
         """What the run would save without these, if hosts that ran ahead asked when they did."""

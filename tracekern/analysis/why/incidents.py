@@ -25,7 +25,7 @@ def find_incident(measures: Sequence[Measure]) -> Finding | None:
 
 
 def _of_measure(measure: Measure) -> Finding | None:
-    size = np.abs(measure.excess).ravel()
+    size = np.maximum(measure.excess, 0).ravel()  # what one of two ranks takes longer, the other takes less
     top = np.argpartition(-size, min(_MOST_HITS + 1, len(size) - 1))[: _MOST_HITS + 1]
     top = top[np.argsort(-size[top])]
     member, iteration = np.unravel_index(top, measure.excess.shape)

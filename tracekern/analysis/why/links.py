@@ -11,7 +11,7 @@ from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import Waits
-from tracekern.timeline.model import Float64, Int32, Mask, Timeline
+from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,24 @@ class Links:
         """By link between two ranks."""
 
     def excess_ns(self) -> Float64:
-        """[num_links, num_iterations] How much longer a message took than is usual, by the mean of the iteration's."""
+        """[num_links, num_iterations] How much longer a message took than is usual, by the mean of the iteration's.
+
+        What a flag took that nothing waited for is not on record.
+        """
         rows = np.flatnonzero(self._between & (self._iteration >= 0))
-        drain = median_of_groups(self._kind[rows], self._drain[rows], self._num_kinds)
-        flag = self._usual_flag(self._between)
-        longer = self._drain - drain[self._kind]
-        longer += np.where(self._was_awaited, self._flag - flag[self._kind], 0.0)
-        cell, num_cells = self._link * self._num_iterations + self._iteration, len(self.routes) * self._num_iterations
-        sums, count = (np.bincount(cell[rows], value, num_cells) for value in (longer[rows], np.ones(len(rows))))
-        return (sums / np.maximum(count, 1)).reshape(len(self.routes), self._num_iterations)
+        drain = median_of_groups(self._kind[rows], self._drain[rows], self._num_kinds)[self._kind]
+        flag = self._usual_flag(self._between)[self._kind]
+        awaited = rows[self._was_awaited[rows]]
+        return self._mean(rows, self._drain - drain) + self._mean(awaited, self._flag - flag)
+
+    def _mean(self, rows: Int64, ns: Float64) -> Float64:
+        """[num_links, num_iterations] the mean of these messages; 0 of none."""
+        cell, shape = (
+            self._link[rows] * self._num_iterations + self._iteration[rows],
+            (len(self.routes), self._num_iterations),
+        )
+        sums, count = (np.bincount(cell, value, shape[0] * shape[1]) for value in (ns[rows], np.ones(len(rows))))
+        return (sums / np.maximum(count, 1)).reshape(shape)
 
     def without(self, route: Route, hits: Mask) -> Float64:
         """[num_edges] The route's messages take what those of other links take, by the median.
