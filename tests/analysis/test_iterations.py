@@ -65,6 +65,16 @@ def test_one_epoch_for_all_calls_tells_no_calls_apart():
     assert found.of_launch.tolist() == [0, 1, 2, 0, 1, 2]
 
 
+def test_one_call_by_partitions_is_one_iteration():
+    """Its one epoch follows that of the barrier ahead."""
+    names = ("align", *("dispatch", "combine") * 3)
+    launches = [
+        dataclasses.replace(make_launch(0, name), sequence=max(0, (n - 1) // 2), epoch=2**32 - 1 if n == 0 else 1)
+        for n, name in enumerate(names)
+    ]
+    assert LaunchIterations(make_timeline(launches=tuple(launches), spans=make_spans(()), flows=Flows())).count == 1
+
+
 def test_no_launch_no_iteration():
     assert len(iterations_of()) == 0
 

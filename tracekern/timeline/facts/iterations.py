@@ -23,6 +23,9 @@ from tracekern.timeline.table import Table
 _CUT_SHORT = ("open_span", "open_work", "salvaged", "running", "launch_not_recorded", "launch_lost")
 """Problems of a capture whose last launches may be missing."""
 
+_FEW_CALLS = 8
+"""At most so many calls come between the barrier ahead and the first that is recorded: one counts records, say."""
+
 
 class LaunchIterations:
     """Which launch belongs to which iteration."""
@@ -74,9 +77,14 @@ def _is_start_up(timeline: Timeline, of_launch: Int32) -> Mask:
 
 
 def _launches_an_epoch(timeline: Timeline, outside: set[str]) -> int:
-    """How often every stage is launched in an epoch at least; 1 where epochs tell no calls apart."""
+    """How often every stage is launched in an epoch at least; 1 where epochs tell no calls apart.
+
+    They do where there are several, or where the one there is has just followed that of the barrier ahead.
+    """
     launches = [launch for launch in timeline.launches if launch.epoch and launch.name not in outside]
-    if len({launch.epoch for launch in launches}) < 2:
+    epochs = {launch.epoch for launch in launches}
+    ahead = {launch.epoch for launch in timeline.launches if launch.name in outside}
+    if len(epochs) < 2 and not any(0 < (one - before) % 2**32 <= _FEW_CALLS for one in epochs for before in ahead):
         return 1
     return min(Counter((launch.name, launch.rank, launch.epoch) for launch in launches).values())
 
