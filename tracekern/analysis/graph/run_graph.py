@@ -414,7 +414,22 @@ def _add_meetings(
     wait, signal = _arrivals(timeline, waits)
     source, target = points.node_of_told(len(timeline.spans))[signal], heard[wait]
     kept = (source >= 0) & (target >= 0)
-    edges.add(EdgeKind.MEETING, source[kept], target[kept], times.latency[wait[kept]])
+    weight = _latency_of_arrivals(timeline, waits, times, wait, signal)
+    edges.add(EdgeKind.MEETING, source[kept], target[kept], weight[kept])
+
+
+def _latency_of_arrivals(timeline: Timeline, waits: Waits, times: _WaitTimes, wait: Int64, signal: Int64) -> Float64:
+    """[num_arrivals] what it took to see each arrival at a barrier of ranks. Only that of the last one is on record.
+
+    The others take what arrivals within, or across, nodes usually take, where they are the last: a quarter, at most.
+    """
+    latency, passed = times.latency[wait], times.over[wait] - timeline.spans.start[signal]
+    sender = timeline.track_ranks()[timeline.spans.track[signal]]
+    near = timeline.on_same_node(sender, waits.rank[wait]).astype(np.int64)
+    kinds = group_rows(len(wait), waits.phase[wait], near)
+    is_last = latency >= passed
+    usual = quantile_of_groups(kinds.group[is_last], latency[is_last], len(kinds), 0.25)[kinds.group]
+    return np.where(is_last, latency, np.minimum(np.where(np.isfinite(usual), usual, latency), passed))
 
 
 def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gaps, int]:

@@ -138,7 +138,7 @@ class Candidates:
         if kind is CauseKind.LINK:
             return Measure(name, beside_peers(self._of_links), self.tick_ns, has_sets=False)
         excess = self._of_ends(int(kind is CauseKind.LINKS_IN)) if kind.is_of_links else self._excess[kind]
-        return Measure(name, beside_peers(excess), self.tick_ns, nodes)
+        return Measure(name, beside_peers(excess), self.tick_ns, nodes, is_chance=kind is not CauseKind.EXTRA)
 
     def candidate(self, finding: Finding, as_measured: bool = False) -> Candidate:
         """Returns what a finding is of: of links, whether it is one link or a rank's. as_measured: no such question."""

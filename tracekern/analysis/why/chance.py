@@ -62,6 +62,8 @@ class Measure:
     """Members that belong together, as the ranks of a node, and may be found as one."""
     has_sets: bool = True
     """Whether the k members that take longest may be found as one."""
+    is_chance: bool = True
+    """Whether chance may be behind it: not where one does what no other does, in as many iterations as make a habit."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,14 @@ def search(measure: Measure, seed: int = 0) -> Finding | None:
     seen = _Search(measure, known)
     if seen.largest <= 0:
         return None
+    hits = known[seen.pattern].hits
+    excess_ns = float(measure.excess[seen.members][:, hits].mean())
+    if not measure.is_chance:
+        is_habit = int((measure.excess[seen.members][:, hits] > measure.floor_ns).sum()) >= _MIN_HITS
+        return Finding(measure.name, seen.members, known[seen.pattern], excess_ns, is_habit, seen.error_ns, 0.0)
     rng, largest = np.random.default_rng(seed), list[float]()
     while len(largest) < NUM_DRAWS and max(largest, default=0.0) < seen.largest:
         largest += seen.noise.draw(rng, _DRAWS_AT_ONCE).tolist()
-    hits = known[seen.pattern].hits
-    excess_ns = float(measure.excess[seen.members][:, hits].mean())
     alike_ns = max(largest) * seen.spread_ns / float(np.sqrt(len(seen.members) * (hits.sum() - 1)))
     stands_out = excess_ns > 0 and max(largest) < seen.largest
     return Finding(measure.name, seen.members, known[seen.pattern], excess_ns, stands_out, seen.error_ns, alike_ns)

@@ -42,7 +42,8 @@ class LaunchIterations:
         is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
         lengths = {name: max(found) // step + 1 for name, found in of_stage.items() if name not in outside}
         repeats = _launches_an_epoch(timeline, outside)
-        times = dict.fromkeys(outside, 0) | _times_an_iteration(lengths, step, is_cut, repeats)
+        common = _of_most_ranks(timeline, outside)
+        times = dict.fromkeys(outside, 0) | _times_an_iteration(lengths, common, step, is_cut, repeats)
         self.set_up_stages = tuple(name for name in self.stages if not times[name])
         iteration = [
             launch.sequence // times[launch.name] if times[launch.name] else -1 for launch in timeline.launches
@@ -89,13 +90,22 @@ def _launches_an_epoch(timeline: Timeline, outside: set[str]) -> int:
     return min(Counter((launch.name, launch.rank, launch.epoch) for launch in launches).values())
 
 
-def _times_an_iteration(lengths: dict[str, int], step: int, is_cut: bool, repeats: int) -> dict[str, int]:
+def _of_most_ranks(timeline: Timeline, outside: set[str]) -> set[str]:
+    """The stages that half as many ranks launch as that of most does: what few do tells nothing of all iterations."""
+    launched = {(launch.name, launch.rank) for launch in timeline.launches if launch.name not in outside}
+    num_ranks = Counter(name for name, _ in launched)
+    return {name for name, count in num_ranks.items() if 2 * count >= max(num_ranks.values())}
+
+
+def _times_an_iteration(
+    lengths: dict[str, int], common: set[str], step: int, is_cut: bool, repeats: int
+) -> dict[str, int]:
     """How often each iteration launches a stage, 0: it belongs to none. is_cut: the last one may lack some.
 
-    lengths: of each stage the number of its launches of which each `step`-th was kept. repeats: how often every stage
-    is launched in an iteration.
+    lengths: of each stage the number of its launches of which each `step`-th was kept. common: those that tell how many
+    iterations there are. repeats: how often every stage is launched in an iteration.
     """
-    stages_of = Counter(-(-length // repeats) for length in lengths.values())
+    stages_of = Counter(-(-length // repeats) for name, length in lengths.items() if name in common)
     most = max(stages_of.values(), default=0)
     count, *shorter = sorted((length for length in stages_of if stages_of[length] == most), reverse=True) or [1]
     for length in shorter:
