@@ -31,6 +31,8 @@ _MANY, _SURE = 200, 2.5
 """Correlations 2 and 3 apart count if the table has so many numbers, and they exceed so many standard errors."""
 _ALIKE = 1.5
 """Members of a set differ by no more than such a factor."""
+_DOUBT = 2.0
+"""Persistence may be so many standard errors more than what is seen."""
 _CLIP = 4.0
 """Residuals count at most so many robust standard deviations where spread and persistence are worked out."""
 
@@ -137,7 +139,7 @@ class _Search:
 
     def __init__(self, measure: Measure, known: Sequence[Pattern]) -> None:
         self.measure, self._known = measure, known
-        sums = _habits(measure.excess, known)
+        sums = _habits(_centred(measure.excess), known)
         by_set, order = _by_set(sums, measure.has_sets)
         by_group = _by_group(sums, measure.groups)
         if len(by_group) and by_group.max() >= by_set.max() * (1 - 1e-9):
@@ -185,7 +187,7 @@ class _Noise:
             noise[..., iteration] += self._persistence * noise[..., iteration - 1]
         excess = beside_peers(noise)
         spread = np.maximum(_spread(excess, self._measure.floor_ns), 1e-9) * self.inflation
-        sums = _habits(excess, self._known) / spread[:, None, None]
+        sums = _habits(_centred(excess), self._known) / spread[:, None, None]
         largest: Float64 = _by_set(sums, self._measure.has_sets)[0].max(axis=(-2, -1))
         if self._measure.groups:
             largest = np.maximum(largest, _by_group(sums, self._measure.groups).max(axis=(-2, -1)))
@@ -204,7 +206,7 @@ def _persistence(rest: Float64) -> float:
     for apart, seen_of in enumerate(known, 1):
         seen = float((rest[:, apart:] * rest[:, :-apart]).sum()) / power if power > 0 else 0.0
         if apart == 1 or (rest.size >= _MANY and seen - seen_of[0] > _SURE * error):
-            found = max(found, float(np.interp(seen + error, seen_of, _PERSISTENCES)))
+            found = max(found, float(np.interp(seen + _DOUBT * error, seen_of, _PERSISTENCES)))
     return found
 
 
@@ -231,6 +233,13 @@ def _habits(excess: Float64, known: Sequence[Pattern]) -> Float64:
         sums[..., number] -= largest
         sums[..., number] /= np.sqrt(pattern.hits.sum() - 1)
     return np.asarray(sums, float)
+
+
+def _centred(excess: Float64) -> Float64:
+    """[..., num_members, num_iterations] without what most members exceed the median of their peers by: where times are
+    skewed, all do."""
+    centred: Float64 = excess - np.median(excess.mean(axis=-1, keepdims=True), axis=-2, keepdims=True)
+    return centred
 
 
 def _clipped(rest: Float64) -> Float64:

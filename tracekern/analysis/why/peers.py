@@ -219,8 +219,13 @@ class _Hosts:
 
     def excess_ns(self) -> Float64:
         """[num_ranks, num_iterations] How much longer the gaps of each rank are than the median of all; of ranks that
-        share a GPU, how much longer than in an order of its own."""
+        share a GPU, how much longer than in an order of its own.
+
+        Of hosts that ran ahead what they did is compared: a gap is longer where the kernel before it was shorter, too.
+        """
         gaps = self._in_call(self._launch, self.gap_ns)
+        asks = self._asks
+        gaps[self._call[asks.launch], self._rank[asks.launch]] = asks.before_ns + asks.after_ns
         longer = gaps - _median(gaps.T)[:, None]
         for ranks in self._shared:
             longer[:, ranks] = _beyond_turns(gaps[:, ranks])
