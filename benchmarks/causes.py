@@ -4,6 +4,7 @@
     python benchmarks/causes.py --scale 1            # as many runs that are all alike as hold a bound of 1 %: hours
     python benchmarks/causes.py --parts cases --only ring --seeds 7 8 9
     python benchmarks/causes.py --again singles 17   # one run of those that were missed, and what is said of it
+    python benchmarks/causes.py --again ahead/8 47   # likewise, of runs of 8 ranks that are alike
 
 Cases: fixed ones, each with and without what is injected, of the same seed. Truth: by how much its makespan is longer.
 Cost: what the analysis says that the run would save without it. Both are summed over the seeds; "named" counts the runs
@@ -163,7 +164,10 @@ def named_by_chance(kind: str, num_ranks: int, number: int) -> dict[str, Any]:
         answer, _ = answer_of(draw_alike(kind, num_ranks, number), number)
     except BadInput:
         return {"named": "", "has_incident": False}
-    named = "; ".join(f"{cause.candidate} {cause.finding} saves {cause.saving.whole_ns:.0f}" for cause in answer.causes)
+    named = "; ".join(
+        f"{_word(cause.candidate)} of {cause.excess_ns:.0f} ns saves {cause.saving.whole_ns / answer.makespan_ns:.1%}"
+        for cause in answer.causes
+    )
     return {"named": named, "has_incident": bool(answer.incidents)}
 
 
@@ -241,6 +245,9 @@ def run_alike(pool: ProcessPoolExecutor, only: str, scale: float) -> tuple[list[
             rows.append({**row, "incidents": sum(one["has_incident"] for one in found), "which": which})
             table.add(*(str(rows[-1][key]) for key in ("kind", "ranks", "runs", "named", "incidents")))
     table.print()
+    for row in rows:
+        for one in row["which"]:
+            print(f"  named in {row['kind']}/{row['ranks']} {one['number']}: {one['named']}")
     limits = {kind: MAX_WANDERING if "8 iterations" in kind else MAX_NAMED for kind in ALIKE}
     by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in ALIKE}
     good = (
@@ -252,8 +259,12 @@ def run_alike(pool: ProcessPoolExecutor, only: str, scale: float) -> tuple[list[
 
 def again(part: str, number: int) -> None:
     """Prints a random run, and what is said of it."""
-    kind, case = DRAW[part](number)
-    print(f"{kind}: {case}")
+    if part in DRAW:
+        part, case = DRAW[part](number)
+    else:
+        kind, num_ranks = part.split("/")
+        case = draw_alike(kind, int(num_ranks), number)
+    print(f"{part}: {case}")
     answer, truth = answer_of(case, number)
     print(f"truth: {truth.cost_ns:.0f} of {truth.makespan_ns:.0f} ns; said: {answer.silence}")
     for what in ("causes", "halves", "incidents", "costs"):
@@ -268,8 +279,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["cases", "singles", "sets", "alike"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the fixed cases")
     parser.add_argument("--only", default="", help="cases, or kinds, with this in their name")
-    parser.add_argument("--scale", type=float, default=0.1, help="share of the runs that are all alike")
-    parser.add_argument("--again", nargs=2, metavar=("PART", "NUMBER"), help="a run of singles or of sets")
+    parser.add_argument("--scale", type=float, default=0.05, help="share of the runs that are all alike")
+    parser.add_argument(
+        "--again", nargs=2, metavar=("PART", "NUMBER"), help="a run of singles, of sets, or of KIND/RANKS"
+    )
     parser.add_argument("--name", default="causes", help="of the file in benchmarks/results")
     arguments = parser.parse_args()
     if arguments.again:
