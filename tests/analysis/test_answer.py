@@ -134,7 +134,7 @@ def test_a_cause_costs_what_the_run_is_longer_with_it(case: Case, wanted: Candid
 def test_rings_that_are_too_small_cost_what_the_run_is_longer_than_with_room(
     slow: tuple[Injection, ...], tmp_path: Path
 ):
-    case = Case(Shape.CREDITS, 8, 40, (SmallRing(slots=1), *slow), noise=0.3, window=0, is_persistent=True)
+    case = Case(Shape.CREDITS, 8, 40, (SmallRing(slots=1), *slow), noise=0.1, window=0, is_persistent=True)
     truth = simulate(case, 73, tmp_path)
     findings = Findings(tracekern.load(truth.directory))
     assert set(named(findings.answer)) == {

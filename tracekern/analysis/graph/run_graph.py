@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.graph.arrivals import find_arrivals, time_arrivals
 from tracekern.analysis.graph.asks import RUN_STARTS, Asks, find_asked
 from tracekern.analysis.graph.events import EventGraph, Schedule
 from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS
@@ -58,15 +59,21 @@ class Segments(Table):
 
 @dataclass(frozen=True, repr=False)
 class Messages(Table):
-    """[n] signals that released a wait. Each is an edge, from the signal's begin to the wait's end."""
+    """[n] signals that released a wait, or ended one at a barrier of ranks. Each is an edge, from the signal's begin to
+    the wait's end."""
 
     wait: Int64
     """Index into Waits."""
+    signal: Int64
+    """Its span."""
     edge: Int64
     passed_ns: Int64
     """From the signal's begin to the end of the wait: no more than this the message took."""
     was_awaited: Mask
     """Whether the wait was held up by it. Of the others it is not on record how long they took."""
+
+    def joined(self, other: Messages) -> Messages:
+        return Messages(*(np.concatenate([one, vars(other)[name]]) for name, one in vars(self).items()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,7 +210,7 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     meetings, meeting = np.unique(waits.last_arrival[points.arrived], return_inverse=True)
     segments = _add_runs(edges, timeline, graph, waits, points, times)
     messages = _add_messages(edges, timeline, waits, points, times)
-    _add_meetings(edges, timeline, waits, points, times, meeting)
+    arrivals = _add_meetings(edges, timeline, waits, points, times, meeting)
     is_align = np.array([*(launch.is_align for launch in timeline.launches), *[False] * len(timeline.ranks)])
     every_gap, start_ns = _add_launches(edges, graph, is_align)
     gaps = every_gap.take(~is_align[every_gap.launch])
@@ -221,7 +228,7 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
         kind=kind,
         weight=weight,
         segments=segments,
-        messages=messages,
+        messages=messages.joined(arrivals),
         gaps=gaps,
         uncounted=np.append(met, every_gap.edge[is_align[every_gap.launch]]),
         asks=asks,
@@ -236,15 +243,8 @@ def _is_message(waits: Waits) -> Mask:
     return np.asarray((waits.signal >= 0) & (waits.kind != WaitKind.BARRIER), bool)
 
 
-def _arrivals(timeline: Timeline, waits: Waits) -> tuple[Int64, Int64]:
-    """([n] wait, [n] signal span) of arrivals at barriers of ranks, without a warp's own: it lies before its wait."""
-    track, arrivals = timeline.spans.track, waits.arrivals
-    others = track[arrivals.signal] != track[arrivals.wait]
-    return np.searchsorted(waits.row, arrivals.wait[others]), arrivals.signal[others]
-
-
 def _find_points(timeline: Timeline, graph: EventGraph, waits: Waits, first: int) -> _Points:
-    at_barrier, arrival = _arrivals(timeline, waits)
+    at_barrier, arrival = find_arrivals(timeline, waits)
     by_message = np.flatnonzero(_is_message(waits))
     local = np.flatnonzero(waits.last_arrival >= 0)
 
@@ -275,7 +275,7 @@ def _latest(timeline: Timeline, waits: Waits) -> Int64:
     by_message, local = np.flatnonzero(_is_message(waits)), np.flatnonzero(waits.last_arrival >= 0)
     latest[by_message] = start[waits.signal[by_message]]
     latest[local] = start[waits.last_arrival[local]]
-    at_barrier, arrival = _arrivals(timeline, waits)
+    at_barrier, arrival = find_arrivals(timeline, waits)
     np.maximum.at(latest, at_barrier, start[arrival])
     return latest
 
@@ -396,40 +396,29 @@ def _add_messages(edges: _Edges, timeline: Timeline, waits: Waits, points: _Poin
     kept = (source >= 0) & (target >= 0)
     wait = wait[kept]
     edge = edges.add(EdgeKind.MESSAGE, source[kept], target[kept], times.latency[wait])
-    return Messages(wait, edge, times.passed[wait], times.was_held_up[wait])
+    return Messages(wait, waits.signal[wait], edge, times.passed[wait], times.was_held_up[wait])
 
 
 def _add_meetings(
     edges: _Edges, timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes, meeting: Int64
-) -> None:
+) -> Messages:
     """Barriers of a block or grid have a node where all meet; of barriers of ranks each arrival is an edge.
 
-    meeting: [num_arrived] number of the meeting that each local arrival is at.
+    meeting: [num_arrived] number of the meeting that each local arrival is at. Returns the arrivals that ended a wait.
     """
     heard = points.node_of_heard(len(waits))
     arrived = points.first + len(points.told) + np.arange(len(points.arrived))
     met = points.first_meeting + meeting
     edges.add(EdgeKind.MEETING, arrived, met, np.zeros(len(met)))
     edges.add(EdgeKind.MEETING, met, heard[points.arrived], times.latency[points.arrived])
-    wait, signal = _arrivals(timeline, waits)
+    wait, signal = find_arrivals(timeline, waits)
     source, target = points.node_of_told(len(timeline.spans))[signal], heard[wait]
-    kept = (source >= 0) & (target >= 0)
-    weight = _latency_of_arrivals(timeline, waits, times, wait, signal)
-    edges.add(EdgeKind.MEETING, source[kept], target[kept], weight[kept])
-
-
-def _latency_of_arrivals(timeline: Timeline, waits: Waits, times: _WaitTimes, wait: Int64, signal: Int64) -> Float64:
-    """[num_arrivals] what it took to see each arrival at a barrier of ranks. Only that of the last one is on record.
-
-    The others take what arrivals within, or across, nodes usually take, where they are the last: a quarter, at most.
-    """
-    latency, passed = times.latency[wait], times.over[wait] - timeline.spans.start[signal]
-    sender = timeline.track_ranks()[timeline.spans.track[signal]]
-    near = timeline.on_same_node(sender, waits.rank[wait]).astype(np.int64)
-    kinds = group_rows(len(wait), waits.phase[wait], near)
-    is_last = latency >= passed
-    usual = quantile_of_groups(kinds.group[is_last], latency[is_last], len(kinds), 0.25)[kinds.group]
-    return np.where(is_last, latency, np.minimum(np.where(np.isfinite(usual), usual, latency), passed))
+    latency, ended = time_arrivals(timeline, waits, wait, signal, times.latency, times.over)
+    kept = np.flatnonzero((source >= 0) & (target >= 0))
+    edge = edges.add(EdgeKind.MEETING, source[kept], target[kept], latency[kept])
+    last = ended[kept]
+    wait, signal = wait[kept[last]], signal[kept[last]]
+    return Messages(wait, signal, edge[last], latency[kept[last]].astype(np.int64), times.was_held_up[wait])
 
 
 def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gaps, int]:

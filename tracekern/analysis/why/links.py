@@ -31,11 +31,11 @@ class Links:
         messages, self._num_edges = run_graph.messages, len(run_graph.weight)
         wait, spans = messages.wait, timeline.spans
         self._edge, self._was_awaited = messages.edge, messages.was_awaited
-        self._source, self._destination = waits.peer[wait], waits.rank[wait]
+        signal = messages.signal
+        self._source, self._destination = timeline.track_ranks()[spans.track[signal]], waits.rank[wait]
         self._near = timeline.on_same_node(self._source, self._destination).astype(np.int64)
         kinds = group_rows(len(wait), waits.phase[wait], self._near)
         self._kind, self._num_kinds, self._near_of_kind = kinds.group, len(kinds), kinds.columns[1]
-        signal = waits.signal[wait]
         self._drain = np.maximum(spans.end[signal] - spans.start[signal], 0).astype(float)
         self._flag = np.maximum(messages.passed_ns - self._drain, 0).astype(float)
         """At most: only an awaited flag had just arrived when it was seen."""

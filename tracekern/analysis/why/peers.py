@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS
 from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows
@@ -204,6 +205,9 @@ class _Hosts:
         self._num_calls, self._stage, self._iteration = len(calls), schedule.stage, ends.of_launch
         self._launch, self._edge, self.gap_ns = gaps.launch, gaps.edge, run_graph.weight[gaps.edge]
         self._asks = asks
+        doubts = [rank.clock.host_hard_ns for rank in timeline.ranks if rank.clock]
+        self._are_hosts_known = all(doubt <= MAX_LAUNCH_NS for doubt in doubts)
+        """Whether it is on record to a launch when hosts asked for their kernels."""
         ranks_of_call = _table(calls.group, self._rank[gaps.launch], np.ones(len(gaps)), self._shape) > 0
         self._is_extra = (ranks_of_call.sum(axis=1) == 1)[calls.group] & (self._num_ranks > 1)
 
@@ -225,7 +229,8 @@ class _Hosts:
         """
         gaps = self._in_call(self._launch, self.gap_ns)
         asks = self._asks
-        gaps[self._call[asks.launch], self._rank[asks.launch]] = asks.before_ns + asks.after_ns
+        if self._are_hosts_known:
+            gaps[self._call[asks.launch], self._rank[asks.launch]] = asks.before_ns + asks.after_ns
         longer = gaps - _median(gaps.T)[:, None]
         for ranks in self._shared:
             longer[:, ranks] = _beyond_turns(gaps[:, ranks])
