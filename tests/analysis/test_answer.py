@@ -137,10 +137,9 @@ def test_rings_that_are_too_small_cost_what_the_run_is_longer_than_with_room(
     case = Case(Shape.CREDITS, 8, 40, (SmallRing(slots=1), *slow), noise=0.1, window=0, is_persistent=True)
     truth = simulate(case, 73, tmp_path)
     findings = Findings(tracekern.load(truth.directory))
-    assert set(named(findings.answer)) == {
-        Candidate(CauseKind.RING, 0, 1, channel="room"),
-        *(of_rank(one.rank) for one in slow),
-    }
+    (ring,) = (one for one in named(findings.answer) if one.kind is CauseKind.RING)
+    assert ring.channel == "room"
+    assert set(named(findings.answer)) - {ring} == {of_rank(one.rank) for one in slow}
     assert findings.answer.causes[-1].together_ns == pytest.approx(truth.cost_ns, rel=0.05)
     if not slow:
         assert headlines(findings)[0].text.startswith("The rings of channel room are too small: warps wait for room")

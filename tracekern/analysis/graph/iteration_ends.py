@@ -63,7 +63,9 @@ def ends_of_iterations(
     of_launch = np.full(len(schedule.rank), -1)
     named = np.flatnonzero(iterations.of_launch >= 0)
     of_launch[named] = row[iterations.of_launch[named]]
-    _add_set_up(of_launch, schedule, np.setdiff1d(np.flatnonzero(~is_start_up), named))
+    set_up = np.setdiff1d(np.flatnonzero(~is_start_up), named)
+    comes_again = is_start_up & np.isin(schedule.stage, schedule.stage[set_up])
+    _add_set_up(of_launch, schedule, np.union1d(set_up, np.flatnonzero(comes_again)))
     shown = schedule.order[of_launch[schedule.order] >= 0]
     order = np.argsort(of_launch[shown], kind="stable")
     first = np.searchsorted(of_launch[shown[order]], np.arange(len(iterations)))
@@ -72,7 +74,8 @@ def ends_of_iterations(
 
 
 def _add_set_up(of_launch: Int64, schedule: Schedule, set_up: Int64) -> None:
-    """Counts set-up behind the first iteration to the one that it delays: the next of its rank, or the last."""
+    """Counts set-up to the iteration that it delays: the next of its rank, or the last. Ahead of the first iteration it
+    is what comes again later."""
     for rank in np.unique(schedule.rank[set_up]).tolist():
         known = np.flatnonzero((schedule.rank == rank) & (of_launch >= 0))
         known = known[np.argsort(schedule.start[known], kind="stable")]
