@@ -385,6 +385,7 @@ def draw_set(number: int) -> tuple[str, Case]:
     return kind, SETS[kind](np.random.default_rng([number, 2]))
 
 
+JUMPS = "a clock jumps"
 ALIKE: dict[str, Callable[[Rng], dict[str, Any]]] = {
     "standard": lambda rng: {},
     "jitter": lambda rng: {"has_host_jitter": True, "is_persistent": False},
@@ -397,7 +398,7 @@ ALIKE: dict[str, Callable[[Rng], dict[str, Any]]] = {
     "outliers": lambda rng: {"outliers": 1 / float(rng.uniform(200, 500))},
     "wandering": lambda rng: _wandering(rng),
     "wandering, 8 iterations": lambda rng: {**_wandering(rng), "iterations": 8},
-    "a clock jumps": lambda rng: {
+    JUMPS: lambda rng: {
         "noise": 0.03,
         "noise_kind": Noise.NORMAL,
         "jump_ns": int(rng.choice(_JUMPS_NS)),
