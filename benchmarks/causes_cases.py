@@ -109,11 +109,10 @@ def _sets_and_patterns() -> list[Row]:
     """Several ranks or links alike, and causes that come and go."""
     half = tuple(SlowWork(DELAY_NS, rank=rank) for rank in (0, 2, 5, 7))
     several = tuple(SlowWork(DELAY_NS, rank=rank) for rank in (1, 4, 6, 9, 12))
-    out = tuple(Latency(4 * DELAY_NS, source=5, destination=peer) for peer in range(8) if peer != 5)
     late, every = tuple(range(12, 30)), tuple(range(1, 30, 4))
     return [
         Row("5 of 16 ranks", Case(Shape.BARRIER, 16, 12, several)),
-        Row("all links out of a rank", Case(Shape.EXCHANGE, 8, 12, out)),
+        Row("all links out of a rank", Case(Shape.EXCHANGE, 8, 12, (LatencyOut(4 * DELAY_NS, ranks=(5,)),))),
         Row("from iteration 12 on", Case(Shape.BARRIER, 8, 30, (SlowWork(DELAY_NS, rank=2, iterations=late),))),
         Row("every 4th iteration", Case(Shape.BARRIER, 8, 30, (SlowWork(3 * DELAY_NS, rank=2, iterations=every),))),
         Row("half of the ranks", Case(Shape.BARRIER, 8, 12, half), names_nobody=True),

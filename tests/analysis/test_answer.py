@@ -14,6 +14,7 @@ from simulator import (
     Injection,
     LateHost,
     Latency,
+    LatencyOut,
     MoreWork,
     MovingWork,
     Shape,
@@ -307,11 +308,7 @@ def test_an_incident_beside_a_habit_is_told_as_well(tmp_path: Path):
     ("injections", "kind", "ranks"),
     [
         (tuple(SlowWork(DELAY_NS, rank=rank) for rank in (1, 4, 6)), CauseKind.PACE, {1, 4, 6}),
-        (
-            tuple(Latency(4 * DELAY_NS, source=5, destination=peer) for peer in (0, 1, 2, 3, 4, 6, 7)),
-            CauseKind.LINKS_OUT,
-            {5},
-        ),
+        ((LatencyOut(4 * DELAY_NS, ranks=(5,)),), CauseKind.LINKS_OUT, {5}),
     ],
 )
 def test_a_set_is_one_cause(injections, kind: CauseKind, ranks: set[int], tmp_path: Path):
