@@ -207,8 +207,8 @@ def test_flipped_bits_are_always_found(sound: bytes, scratch: Path, flips: list[
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (7, "version 7, this reader knows 3 and 4"),
-        (2, "knows 3 and 4 (2 has two records a span); read it with the tracekern that made"),
+        (7, "version 7, this reader knows 3, 4 and 5"),
+        (2, "knows 3, 4 and 5 (2 has two records a span); read it with the tracekern that made"),
     ],
 )
 def test_other_versions_name_both(sound: bytes, scratch: Path, version: int, said: str):

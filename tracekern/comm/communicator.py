@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import numbers
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +34,19 @@ _NO_EVENTS = '{"name":"Align","events":[]}'
 
 
 _made: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+_num_made = Counter[tuple[int, ...]]()
+"""Communicators by the world's ranks of their members, who count alike: they make each together."""
+
+
+def _members_of(group: Group) -> dict[str, Any] | None:
+    """What event tables tell of a group's ranks; None for all ranks of the run."""
+    if group.is_world:
+        return None
+    _num_made[group.world_ranks] += 1
+    generation = _num_made[group.world_ranks] - 1
+    return {"name": group.name, "generation": generation, "ranks": list(group.world_ranks)}
 
 
 def _refuse_in_child() -> None:
@@ -118,6 +133,9 @@ class Communicator:
         else:
             self._open_cpu(num_bytes, timeout_s)
         self.device.fault_names = self._fault_names
+        self._members, self._told = _members_of(group), dict[str, str]()
+        if self._members:
+            self._fault_names["world_ranks"] = list(group.world_ranks)
         self.set_timeout(timeout_s, on_timeout)
         heap = MappedHeap(
             group.rank,
@@ -278,10 +296,21 @@ class Communicator:
         stream = self.device.streams.current()
         if capture is not None:
             epoch = self.native.barrier_epoch
-            launch = capture.launch(name, grid=1, warps=1, stream=stream, events=events, epoch=epoch)
+            told = self.of_members(events)
+            launch = capture.launch(name, grid=1, warps=1, stream=stream, events=told, epoch=epoch)
             descriptor = launch.descriptor
         with self.one_call(), self.guarded():
             self.launch(1, lambda first, last: self.native.barrier(descriptor=descriptor, stream=stream))
+
+    def of_members(self, events: str | dict[str, Any]) -> str | dict[str, Any]:
+        """Returns a kernel's event table with the ranks that this communicator has; as it is, where that is all."""
+        if not self._members:
+            return events
+        if not isinstance(events, str):
+            return {**events, "communicator": self._members}
+        if events not in self._told:
+            self._told[events] = json.dumps({**json.loads(events), "communicator": self._members})
+        return self._told[events]
 
     def launch(self, num_kernels: int, run: Callable[[int, int], None]) -> None:
         """Launches kernels that wait for those of the other ranks. Resident ranks launch theirs together.

@@ -4,6 +4,7 @@ What the table of a kernel cannot know is optional, and told by whoever launches
 
     of an event    bytes: how many a span moves or announces; bytes_of: the field that says how many times as many
     of the table   groups: warp groups of a block; group_field: what the number of a group in the grid is called
+                   communicator: name, generation and ranks, where the kernel's ranks are some of the run's (Members)
                    settings: facts about the workload, as those of a capture
 """
 
@@ -103,6 +104,33 @@ def parse_groups(where: str, table: dict[str, Any]) -> tuple[int, str]:
         told = f"groups {str(groups)[:40]!r} called {str(field)[:40]!r}"
         raise BadInput(f"{where}: {told}, wanted a whole number below 2^16 and a name; fix the table")
     return groups, field
+
+
+class Members(NamedTuple):
+    """The ranks that a kernel exchanges messages with, where they are not all of the run in their order."""
+
+    name: str
+    """Of the group; "" where it has none."""
+    generation: int
+    """Which of its communicators, from 0 on: a program may make one after the other."""
+    ranks: tuple[int, ...]
+    """World's rank of each rank of the group: what its kernels call a rank is an index into it."""
+
+
+def parse_members(where: str, table: dict[str, Any]) -> Members | None:
+    """Returns the members that a table tells of; None for all ranks of the run. Raises BadInput naming `where`."""
+    told = table.get("communicator")
+    if told is None:
+        return None
+    if not isinstance(told, dict):
+        told = {}
+    name, generation, ranks = told.get("name", ""), told.get("generation", 0), told.get("ranks")
+    are_ranks = isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < 1 << 15 for rank in ranks)
+    is_named = isinstance(name, str) and type(generation) is int
+    if not are_ranks or not is_named or not ranks or len({*ranks}) < len(ranks):
+        wanted = "a name, a generation and the world's ranks, each once"
+        raise BadInput(f"{where}: communicator {str(table['communicator'])[:80]}, wanted {wanted}; fix the table")
+    return Members(name, generation, tuple(ranks))
 
 
 def _parse_fields(where: str, text: str) -> tuple[tuple[str, int], ...]:

@@ -47,6 +47,7 @@ FLAG_VALUE_BITS = 24
 _CAUSES = ("", "timeout", "peer_aborted")
 _ON_TIMEOUT = ("raise", "trap")
 _COUNTS = ("rank", "peer", "block", "warp", "slot", "wanted_epoch", "seen_epoch", "seen_value", "waited_ns")
+_RANKS = ("rank", "peer", "aborted_by")
 _RING_COUNTS = ("wanted_value", "head", "tail")
 _GRID = "grid"
 """The communicator's channel for the blocks of a kernel: its slot says how many have not come."""
@@ -59,9 +60,10 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     ring_name where these are known), head and tail.
 
     names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels and "first_epoch"
-    is the epoch of its first barrier. "kernels" has one entry for each user of the communicator: "first_stage";
-    "stages", the user's kernels; "channels", which are numbered after the communicator's; and it may have "slots",
-    "values", "first_epoch", "roles", "rings", "peers" and "refusals" (Communicator.add_kernels()).
+    is the epoch of its first barrier. "world_ranks" are the run's ranks of a group's. "kernels" has one entry for each
+    user of the communicator: "first_stage"; "stages", the user's kernels; "channels", which are numbered after the
+    communicator's; and it may have "slots", "values", "first_epoch", "roles", "rings", "peers" and "refusals"
+    (Communicator.add_kernels()).
     """
     record = np.frombuffer(raw.ljust(FAULT_RECORD.itemsize, b"\0"), FAULT_RECORD)[0]
     cause = int(record["cause"])
@@ -79,7 +81,8 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     channel = _name_of(channels, int(record["channel"]))
     slot_name = user.get("slots", {}).get(channel)
     aborted_by = int(record["aborted_by"])
-    return {
+    world = names.get("world_ranks", ())
+    fault = {
         "cause": _CAUSES[cause],
         "kernel": kernel,
         "channel": channel,
@@ -93,6 +96,7 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
         "was_interrupted": bool(aborted_by & INTERRUPTED),
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
     }
+    return fault | {key: world[fault[key]] for key in _RANKS if 0 <= fault[key] < len(world)}
 
 
 def _decode_flags(record: Any, channel: str, user: dict[str, Any]) -> dict[str, Any]:

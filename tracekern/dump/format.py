@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 DUMP_MAGIC = b"TKDUMP\r\n"
-DUMP_VERSION = 4
-READABLE_VERSIONS = (3, 4)
+DUMP_VERSION = 5
+READABLE_VERSIONS = (3, 4, 5)
 SEGMENT_MAGIC = b"TKSEGMT1"
 CAPTURE_FORMAT = "tracekern-capture"
 CAPTURE_VERSION = 1

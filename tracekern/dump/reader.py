@@ -230,7 +230,7 @@ def _check_header(path: Path, data: npt.NDArray[np.uint8]) -> Any:
             f"{path}: starts with {header['magic'].tobytes()!r}, wanted {fmt.DUMP_MAGIC!r}: not a tracekern dump"
         )
     if int(header["version"]) not in fmt.READABLE_VERSIONS:
-        known = " and ".join(map(str, fmt.READABLE_VERSIONS))
+        known = " and ".join([", ".join(map(str, fmt.READABLE_VERSIONS[:-1])), str(fmt.READABLE_VERSIONS[-1])])
         raise BadInput(
             f"{path}: dump version {int(header['version'])}, this reader knows {known}"
             f"{_OLDER.get(int(header['version']), '')}; read it with the tracekern that made it"

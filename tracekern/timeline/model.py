@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.dump.event_table import Members
 from tracekern.dump.format import ALIGN, MAX_NS
 from tracekern.errors import BadInput
 from tracekern.formatting import brief, count, duration, number_ranges, printable, ranks, similar
@@ -189,6 +190,8 @@ class Launch:
     """Warp groups of a block; 0 where warps do not work in groups."""
     group_field: str = ""
     """What the number of a group in the grid is called."""
+    members: Members | None = None
+    """The ranks of its communicator; None for all of the run."""
 
     @property
     def is_align(self) -> bool:

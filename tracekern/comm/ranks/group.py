@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,10 +25,13 @@ from tracekern.comm.ranks.launcher_environment import rank_and_size
 from tracekern.comm.ranks.meeting import meet
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput, PeerLost, is_of_signal, one_line
+from tracekern.formatting import shown
 
 MAX_HEAP_RANKS = 64
 """Most ranks that share a symmetric heap: kMaxRanks of csrc/comm/heap.h."""
 _CHUNK_BYTES = 16 << 20
+_NO_NAMES = ("undefined", "default_pg")
+"""What torch calls a group that the program gave no name."""
 
 
 def message_timeout_s() -> float:
@@ -37,6 +40,14 @@ def message_timeout_s() -> float:
     The launcher, which can tell why one is late, sets more than it waits itself.
     """
     return positive_number("TRACEKERN_GROUP_TIMEOUT_S", 60.0)
+
+
+def _world_ranks(ranks: Sequence[Any], own: int, num_ranks: int) -> list[int]:
+    found = sorted({rank for rank in ranks if type(rank) is int and 0 <= rank < num_ranks})
+    if len(found) < len(ranks) or own not in found:
+        wanted = f"some of 0 to {num_ranks - 1}, each once, rank {own} among them"
+        raise BadInput(f"group {shown(ranks)}: wanted ranks of the run, {wanted}")
+    return found
 
 
 class Group:
@@ -49,6 +60,8 @@ class Group:
         """Ranks that are threads of this process and share its GPU side by side: all, or only this one."""
         self.process_group = process_group
         """The gloo group; None for a single rank, or ranks known from the environment alone."""
+        self.name = ""
+        """What the program calls these ranks, where they are a group of its own."""
         self._global_ranks: list[int] | None = None
         """What torch.distributed calls the ranks, where these are some of its ranks alone."""
 
@@ -85,28 +98,42 @@ class Group:
 
     @classmethod
     def of(cls, group: Any) -> Group:
-        """Returns the Group of a torch ProcessGroup, made by its ranks together, or `group` itself. None: discover().
+        """Returns the Group of a torch ProcessGroup or of a list of the world's ranks, made by its ranks together, or
+        `group` itself. None: discover(). Ranks are numbered in the world's order.
 
         Raises:
-            BadInput: It is neither.
+            BadInput: It is none of these.
             PeerLost: A peer has ended or is late.
         """
         if group is None:
             return cls.discover()
         dist = sys.modules.get("torch.distributed")
-        if dist is None or not isinstance(group, getattr(dist, "ProcessGroup", ())):
+        if isinstance(group, list | tuple) and dist is not None and dist.is_initialized():
+            ranks, name = _world_ranks(group, dist.get_rank(), dist.get_world_size()), ""
+        elif dist is None or not isinstance(group, getattr(dist, "ProcessGroup", ())):
             require_group(group)
             return group  # type: ignore[no-any-return]
-        ranks = dist.get_process_group_ranks(group)
+        else:
+            ranks, name = sorted(dist.get_process_group_ranks(group)), getattr(group, "group_desc", "")
         if len(ranks) == dist.get_world_size():
             return cls.discover()
-        own = cls(dist.get_rank(group), len(ranks))
-        own._global_ranks = ranks
+        own = cls(ranks.index(dist.get_rank()), len(ranks))
+        own._global_ranks, own.name = ranks, "" if name in _NO_NAMES else name
         if own.num_ranks > 1:
             timeout = timedelta(seconds=message_timeout_s())
             with losing_peers(own.rank):
                 own.process_group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         return own
+
+    @property
+    def is_world(self) -> bool:
+        """Whether these are all ranks of the run."""
+        return self._global_ranks is None
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """What the run calls the ranks."""
+        return tuple(range(self.num_ranks) if self._global_ranks is None else self._global_ranks)
 
     @property
     def is_connected(self) -> bool:

@@ -170,7 +170,7 @@ class Launches:
             grid=kind.grid,
             warps=kind.warps,
             stream=stream,
-            events=kind.events,
+            events=self._comm.of_members(kind.events),
             roles=kind.roles,
             epoch=epoch,
             ahead=ahead,

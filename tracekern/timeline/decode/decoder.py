@@ -16,7 +16,12 @@ from tracekern.dump.reader import Dump
 from tracekern.timeline.columns import join_rows, rows_of_ranges
 from tracekern.timeline.decode.dense_probes import dense_probes
 from tracekern.timeline.decode.engine_tracks import add_engines
-from tracekern.timeline.decode.event_tables import EventNumbers, doubtful_events, groups_of_launches
+from tracekern.timeline.decode.event_tables import (
+    EventNumbers,
+    doubtful_events,
+    groups_of_launches,
+    members_of_launches,
+)
 from tracekern.timeline.decode.launch_lanes import add_launch_lanes
 from tracekern.timeline.decode.pair_records import decode_pairs
 from tracekern.timeline.decode.problems import Seen, find_problems
@@ -103,9 +108,10 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
     needed = np.maximum(runs.attempted, runs.written)
     stops = np.cumsum([entry.num_tracks for entry in dump.launches], dtype=np.int64).tolist()
     launches = []
-    for entry, stop, groups in zip(dump.launches, stops, groups_of_launches(dump), strict=True):
+    told = zip(groups_of_launches(dump), members_of_launches(dump), strict=True)
+    for entry, stop, (groups, members) in zip(dump.launches, stops, told, strict=True):
         rows = slice(stop - entry.num_tracks, stop)
-        told = runs.epoch[rows][runs.epoch[rows] != 0]
+        epochs = runs.epoch[rows][runs.epoch[rows] != 0]
         launches.append(
             Launch(
                 rank=dump.rank,
@@ -113,7 +119,7 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
                 name=entry.name,
                 sequence=entry.sequence,
                 stream=entry.stream,
-                epoch=int(told[0]) if len(told) else entry.epoch,
+                epoch=int(epochs[0]) if len(epochs) else entry.epoch,
                 num_blocks=entry.num_blocks,
                 warps_per_block=entry.warps_per_block,
                 num_tracks=entry.num_tracks,
@@ -129,6 +135,7 @@ def _launches(dump: Dump, runs: WriterRuns) -> tuple[Launch, ...]:
                 groups=groups[0],
                 group_field=groups[1],
                 key=entry.key,
+                members=members,
             )
         )
     return tuple(launches)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.dump.event_table import EventRow, parse_event, parse_groups
+from tracekern.dump.event_table import EventRow, Members, parse_event, parse_groups, parse_members
 from tracekern.dump.format import MAX_EVENTS, PAYLOAD_BITS
 from tracekern.dump.reader import Dump
+from tracekern.errors import BadInput
 from tracekern.timeline.model import Channel, ChannelKind, EventClass, EventType, Field, Int32, Problem, UInt64
 
 _LEVEL = {EventClass.SIGNAL: "value", EventClass.WAIT: "wanted"}
@@ -65,6 +66,19 @@ def groups_of_launches(dump: Dump) -> list[tuple[int, str]]:
         groups if groups[0] and launch.warps_per_block % groups[0] == 0 else (0, "")
         for groups, launch in zip(found, dump.launches, strict=True)
     ]
+
+
+def members_of_launches(dump: Dump) -> list[Members | None]:
+    """The members of each launch's communicator; None for all ranks. Raises BadInput for a bad table."""
+    of_table = [
+        parse_members(f"{dump.path}: event table {table['name'][:60]!r}", table)
+        for table in dump.metadata["event_tables"]
+    ]
+    beyond = [members for members in of_table if members and max(members.ranks) >= dump.metadata["num_ranks"]]
+    if beyond:
+        told = f"communicator of ranks {beyond[0].ranks}, and the run has {dump.metadata['num_ranks']}"
+        raise BadInput(f"{dump.path}: {told}; fix the table")
+    return [of_table[launch.event_table] for launch in dump.launches]
 
 
 class EventNumbers:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tracekern.formatting import count as how_many
 from tracekern.formatting import duration
 from tracekern.timeline.join.immediates import join_immediates
+from tracekern.timeline.join.members import number_members
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -239,17 +240,20 @@ def _number_keys(
     sides: dict[EventClass, _Side],
     of_any_epoch: bool,
 ) -> dict[EventClass, Int64]:
-    """A number for each distinct (ranks, key fields, epoch), the same on both sides; of any epoch without the last."""
+    """A number for each distinct (ranks, communicator, key fields, epoch), the same on both sides; of any epoch without
+    the last."""
     has_peer = {kind: bool(events) and all(_names_peer(event) for _, event in events) for kind, events in types.items()}
     local = not any(has_peer.values())
     use_source = has_peer[EventClass.WAIT] or local
     use_destination = has_peer[EventClass.SIGNAL] or local
     columns: dict[EventClass, list[Int64]] = {}
+    members = number_members(timeline)
     for kind, side in sides.items():
         own = timeline.track_ranks()[timeline.spans.track[side.row]].astype(np.int64)
         peer = values_of(timeline, side.row, _PEER) if has_peer[kind] else own
         source, destination = (own, peer) if kind is EventClass.SIGNAL else (peer, own)
         columns[kind] = [source] * use_source + [destination] * use_destination
+        columns[kind] += [members[timeline.spans.launch[side.row]]]
         columns[kind] += [values_of(timeline, side.row, name) for name in channel.key if name != _PEER]
     num_signals = len(sides[EventClass.SIGNAL].row)
     packed = epochs_of_ends(timeline, sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row)

@@ -1,0 +1,126 @@
+"""Groups of a world: ranks of a group exchange messages, and all that is said of them is in ranks of the world."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import tracekern
+from tests.paths import TRACES
+from tracekern.analysis.findings import analyze
+from tracekern.comm.ranks.group import Group
+from tracekern.dump.event_table import Members, parse_members
+from tracekern.errors import BadInput, CommTimeout
+from tracekern.moe.low_latency import Buffer
+from tracekern.timeline.join.members import name_world_ranks
+from tracekern.timeline.model import Timeline
+from tracekern.viewers.report.headlines import headlines
+
+STRIDED, NEIGHBOURS = [[0, 2], [1, 3]], [[0, 1], [2, 3]]
+"""Experts on a strided part of the ranks; and beside them other groups, so that each rank is in two."""
+Partition = list[list[int]]
+
+
+def calls_of_groups(
+    world: Group, directory: str, partitions: list[Partition], late_rank: int, late_s: list[float], as_list: bool
+) -> str:
+    """Makes a call in each partition for each `late_s`, which one rank comes late to. Returns what a call says that
+    gives up."""
+    made = [[ranks if as_list else _new_group(ranks) for ranks in partition] for partition in partitions]
+    own = [
+        group
+        for partition, groups in zip(partitions, made, strict=True)
+        for ranks, group in zip(partition, groups, strict=True)
+        if world.rank in ranks
+    ]
+    num_bytes = Buffer.get_low_latency_rdma_size_hint(8, 256, 2, 8)
+    buffers = [Buffer(group, num_rdma_bytes=num_bytes, backend="cpu", timeout_s=1.5) for group in own]
+    x = torch.ones((8, 256), dtype=torch.bfloat16)
+    ids = torch.stack([torch.arange(8) % 8, (torch.arange(8) + 4) % 8], dim=1)
+    try:
+        with tracekern.capture(directory, device=buffers[0].comm.device) as capture:
+            for seconds in late_s:
+                time.sleep(seconds if world.rank == late_rank else 0.0)
+                for buffer in buffers:
+                    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 8, 8, use_fp8=False, capture=capture)
+                    buffer.low_latency_combine(rows, ids, torch.ones((8, 2)), handle, capture=capture)
+                    buffer.synchronize()
+    except CommTimeout as error:
+        return str(error)
+    return ""
+
+
+def _new_group(ranks: list[int]) -> object:
+    return dist.new_group(ranks, group_desc=f"of rank {ranks[0]}")
+
+
+def joined_pairs(timeline: Timeline) -> set[tuple[int, int]]:
+    """(source, destination) of all messages between ranks."""
+    rank = timeline.track_ranks()[timeline.spans.track]
+    pairs = zip(rank[timeline.flows.signal].tolist(), rank[timeline.flows.wait].tolist(), strict=True)
+    return {(one, other) for one, other in pairs if one != other}
+
+
+@pytest.mark.parametrize("as_list", [False, True], ids=["ProcessGroup", "list of ranks"])
+@pytest.mark.parametrize("partitions", [[STRIDED], [NEIGHBOURS, STRIDED]], ids=["side by side", "overlapping"])
+def test_ranks_wait_for_those_of_their_groups(pools, partitions: list[Partition], as_list: bool, tmp_path: Path):
+    asked = str(tmp_path), partitions, 2, [0.0, 0.03, 0.03], as_list
+    assert pools(4).call(calls_of_groups, *asked) == [""] * 4
+    timeline = tracekern.load(tmp_path)
+    assert [problem.text for problem in timeline.problems if problem.severity != "note"] == []
+    groups = [tuple(ranks) for partition in partitions for ranks in partition]
+    assert joined_pairs(timeline) == {pair for one, other in groups for pair in ((one, other), (other, one))}
+    members = {
+        (launch.rank, launch.members.name, launch.members.ranks) for launch in timeline.launches if launch.members
+    }
+    assert all(launch.members for launch in timeline.launches)
+    names = {ranks: "" if as_list else f"of rank {ranks[0]}" for ranks in groups}
+    assert members == {(rank, names[ranks], ranks) for ranks in groups for rank in ranks}
+    late = {blame.rank: blame.late_ns for blame in analyze(timeline).blames}
+    assert max(late, key=late.__getitem__) == 2
+    assert late[2] > 50e6
+
+
+@pytest.mark.parametrize("partitions", [[STRIDED], [NEIGHBOURS, STRIDED]], ids=["side by side", "overlapping"])
+def test_a_rank_that_does_not_come_is_named_by_its_rank_in_the_world(
+    pools, partitions: list[Partition], tmp_path: Path
+):
+    said = pools(4).call(calls_of_groups, str(tmp_path), partitions, 3, [0.0, 5.0], True)
+    assert any(text.startswith("rank 1 ") for text in said)
+    assert any(" gave up on rank 3 after " in text for text in said)
+    lines = {line.word: line.text for line in headlines(analyze(tracekern.load(tmp_path)))}
+    assert lines["verdict"].startswith("Rank 3 did not come in time: rank ")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [7, {}, {"ranks": []}, {"ranks": [0, 0]}, {"ranks": [-1]}, {"ranks": ["0"]}, {"ranks": [0], "name": 1}],
+    ids=str,
+)
+def test_a_communicator_that_is_none_is_refused(told):
+    with pytest.raises(BadInput, match="communicator .* wanted a name, a generation and the world's ranks"):
+        parse_members("table", {"communicator": told})
+
+
+def test_ranks_beyond_the_bits_of_a_field_get_more_bits():
+    """Two hops give a peer 6 bits; the ranks of its group may be any of the world's."""
+    plain = tracekern.load(TRACES / "h200x4_two_hop")
+    members = Members("", 0, (700, 80, 3, 1000))
+    launches = tuple(type(launch)(**{**vars(launch), "members": members}) for launch in plain.launches)
+    (named,) = name_world_ranks([plain.replace(launches=launches)])
+    num_checked = 0
+    for idx, event in enumerate(plain.events):
+        rows = np.flatnonzero(plain.spans.event == idx)
+        for name in [field.name for field in (*event.begin_fields, *event.end_fields)]:
+            ours, theirs = named.field(rows, name), plain.field(rows, name)
+            if name in ("peer", "src_rank"):
+                is_rank = (theirs >= 0) & (theirs < 4)
+                theirs = np.where(is_rank, np.array(members.ranks)[np.where(is_rank, theirs, 0)], theirs)
+                num_checked += int(is_rank.sum())
+            np.testing.assert_array_equal(ours, theirs)
+    assert num_checked > 1000
