@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.ranks.group import Group
@@ -60,7 +60,7 @@ class Buffer(BufferBase):
 
     def __init__(
         self,
-        group: Group | torch.distributed.ProcessGroup | None = None,
+        group: Group | torch.distributed.ProcessGroup | Sequence[int] | None = None,
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
@@ -81,7 +81,7 @@ class Buffer(BufferBase):
     ) -> None:
         """num_rdma_bytes: of a rank's part of the symmetric heap, see get_low_latency_rdma_size_hint(). Collective.
 
-        group: torch's or ours; default the ranks of torch.distributed. low_latency_mode to explicitly_destroy: taken
+        group: torch's, ours, or a list of ranks; default all ranks. low_latency_mode to explicitly_destroy: taken
         for DeepEP's sake; there is no network. enable_shrink, comm: not here. timeout_s, on_timeout: see
         Communicator.set_timeout(). backend: "cpu", "cuda" or "auto". num_sms: SMs that kernels fill,
         num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). heap: of num_rdma_bytes in that of

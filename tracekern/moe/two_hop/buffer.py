@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekern import _core
@@ -73,7 +73,7 @@ class Buffer(BufferBase):
 
     def __init__(
         self,
-        group: Group | torch.distributed.ProcessGroup | None = None,
+        group: Group | torch.distributed.ProcessGroup | Sequence[int] | None = None,
         num_nvl_bytes: int = 0,
         num_rdma_bytes: int = 0,
         low_latency_mode: bool = False,
@@ -90,7 +90,7 @@ class Buffer(BufferBase):
         """num_nvl_bytes, num_rdma_bytes: of each rank's part of the symmetric heap, which is one: their sum counts.
 
         See Config.get_nvl_buffer_size_hint() and get_rdma_buffer_size_hint(); a call that needs more says how many.
-        group: torch's or ours; default the ranks of torch.distributed. num_nodes: into which the ranks are split, in
+        group: torch's, ours, or a list of ranks; default all ranks. num_nodes: into which the ranks are split, in
         their order; None: nodes of 8 ranks. num_max_tokens_per_rank: the most that a rank may bring to a call.
         num_qps_per_rank: taken for DeepEP's sake. timeout_s, on_timeout: see Communicator.set_timeout(). backend: "cpu"
         or "cuda". num_bytes_behind: of the heap, behind these, for another buffer (tracekern.moe.calls.buffer).
