@@ -166,8 +166,10 @@ def _why_none(findings: Findings) -> str:
         return f"{seen}, and nothing says which of them are as they should be"
     if answer.incidents:
         return "no habit is shown"
-    least = f"{100 * MIN_SHARE:.0f} % of the run"
-    return f"over {number}, no rank and no link takes longer than chance explains and costs {least}"
+    if answer.silence is Silence.SMALL:
+        least = f"{100 * MIN_SHARE:.0f} % of the run"
+        return f"over {number}, what takes longer than chance explains costs less than {least}, too little to matter"
+    return f"over {number}, no rank and no link takes longer than chance explains"
 
 
 def _largest(answer: Answer) -> str:
