@@ -136,7 +136,8 @@ def _decode_refusal(record: Any, names: dict[str, Any]) -> dict[str, str]:
     texts = next((entry["refusals"] for entry in names.get("kernels", ()) if "refusals" in entry), ())
     if not 0 < reason <= len(texts):
         return {}
-    text = str(texts[reason - 1]).replace("{rank}", str(int(record["aborted_by"]) - 1))
+    rank, world = int(record["aborted_by"]) - 1, names.get("world_ranks", ())
+    text = str(texts[reason - 1]).replace("{rank}", str(world[rank] if 0 <= rank < len(world) else rank))
     return {"refusal": text.replace("{number}", str(number))}
 
 
