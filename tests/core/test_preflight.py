@@ -70,7 +70,7 @@ def test_more_ranks_than_the_kernels_have_room_for_are_refused():
     assert judge(ranks(MAX_HEAP_RANKS)).refusal == ""
     told = f"symmetric heap: {MAX_HEAP_RANKS + 1} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
     assert judge(ranks(MAX_HEAP_RANKS + 1)).refusal == told
-    assert refusal([Offer("host", "host", 1)] * (MAX_HEAP_RANKS + 1)) == told
+    assert refusal([Offer("host", "host", 1)] * (MAX_HEAP_RANKS + 1), range(MAX_HEAP_RANKS + 1)) == told
 
 
 def test_an_older_driver_of_the_same_major_version_serves():

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import tracekern
 from tests.paths import TRACES
 from tracekern.analysis.findings import analyze
+from tracekern.comm.communicator import Communicator
 from tracekern.comm.ranks.group import Group
 from tracekern.dump.event_table import Members, parse_members
 from tracekern.errors import BadInput, CommTimeout
@@ -95,6 +96,35 @@ def test_a_rank_that_does_not_come_is_named_by_its_rank_in_the_world(
     assert any(" gave up on rank 3 after " in text for text in said)
     lines = {line.word: line.text for line in headlines(analyze(tracekern.load(tmp_path)))}
     assert lines["verdict"].startswith("Rank 3 did not come in time: rank ")
+
+
+def other_sizes(world: Group) -> str:
+    """Makes a communicator whose size differs between the ranks of a group."""
+    group = Group.of([0, 2] if world.rank % 2 == 0 else [1, 3])
+    with pytest.raises(BadInput) as refused:
+        Communicator(group, num_bytes=(1 << 20) * (1 + world.rank // 2), timeout_s=2.0)
+    return str(refused.value)
+
+
+def test_ranks_that_differ_are_named_by_their_ranks_in_the_world(pools):
+    for rank, said in enumerate(pools(4).call(other_sizes)):
+        assert f"rank {rank % 2} asks for 1048576 bytes, rank {rank % 2 + 2} for 2097152" in said
+
+
+def wrong_groups(world: Group) -> list[str]:
+    said = []
+    for ranks in ([0, 0, world.rank], [4, world.rank], ["0", world.rank], [(world.rank + 1) % 4]):
+        with pytest.raises(BadInput) as refused:
+            Group.of(ranks)
+        said.append(str(refused.value))
+    return said
+
+
+def test_a_list_that_is_no_group_of_this_rank_is_refused(pools):
+    for rank, said in enumerate(pools(4).call(wrong_groups)):
+        assert all(
+            f"wanted ranks of the run, some of 0 to 3, each once, rank {rank} among them" in text for text in said
+        )
 
 
 @pytest.mark.parametrize(

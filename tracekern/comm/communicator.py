@@ -380,7 +380,7 @@ class Communicator:
             problem = self.device.error()
             if not problem:
                 raise
-            lost = DeviceLost(f"rank {self.group.rank}: {problem} ({str(error).splitlines()[0]})")
+            lost = DeviceLost(f"rank {self.group.world_rank}: {problem} ({str(error).splitlines()[0]})")
             self._fail(lost)
             raise lost from error
         self.check()
@@ -405,7 +405,7 @@ class Communicator:
     def _break_off(self, what: str, error: BaseException) -> None:
         if self._failure is None:
             why = f"{type(error).__name__}: {error}".removesuffix(": ")
-            self._fail(CallBroken(f"rank {self.group.rank}: {what} ({why})"))
+            self._fail(CallBroken(f"rank {self.group.world_rank}: {what} ({why})"))
 
     # ---- calls of all ranks ----
 
@@ -442,8 +442,11 @@ class Communicator:
             said = Said(check)
             heard = self.board.meet(what, said.message(), timeout_s)
         except PassedBy as passed:
-            said.settle([said.message()])
-            theirs, own = f"rank {passed.rank} runs {passed.call}", f"rank {self.group.rank} asks for {call or what}"
+            said.settle([said.message()], [self.group.world_rank])
+            theirs, own = (
+                f"rank {passed.rank} runs {passed.call}",
+                f"rank {self.group.world_rank} asks for {call or what}",
+            )
             raise BadInput(f"{theirs}, {own}; all ranks make the same calls") from None
         except CommTimeout as error:
             self._fail(error)
@@ -453,7 +456,7 @@ class Communicator:
         except BaseException as error:
             self._break_off(f"{what} ended before all ranks had come", error)
             raise
-        said.settle(heard)
+        said.settle(heard, self.group.world_ranks)
 
     def on_reset(self, call: Callable[[], None]) -> None:
         """Makes reset() run `call` on every rank while no kernel runs, to clear flags that live in the heap."""
@@ -468,7 +471,8 @@ class Communicator:
         self._require_own_process()
         if not self.device.error():
             self.device.streams.synchronize()
-        for rank, problem in enumerate(self.group.all_gather(self.device.error(), "reset()")):
+        told = self.group.all_gather(self.device.error(), "reset()")
+        for rank, problem in zip(self.group.world_ranks, told, strict=True):
             if problem:
                 raise DeviceLost(f"reset: rank {rank}: {problem}; restart all ranks")
         self.group.align_launches()

@@ -50,8 +50,8 @@ def exchange_descriptors(group: Group, export: Callable[[], int], num_bytes: int
         except OSError as error:
             for descriptor in exchange.received.values():
                 os.close(descriptor)
-            missing = ", ".join(map(str, exchange.missing or unsent))
-            what = f"rank {group.rank}: ranks {missing} did not hand over their memory ({error})"
+            missing = ", ".join(str(group.world_ranks[peer]) for peer in exchange.missing or unsent)
+            what = f"rank {group.world_rank}: ranks {missing} did not hand over their memory ({error})"
             raise PeerLost(what) from None
         return exchange.received
 

@@ -28,12 +28,12 @@ class SymmetricHeap:
         self.num_bytes = num_bytes
         offer = Offer(platform.node(), descriptor_reach(), num_bytes)
         offers = group.all_gather(offer, "the making of a heap")
-        if refused := refusal([Offer(*offered) for offered in offers]):
+        if refused := refusal([Offer(*offered) for offered in offers], group.world_ranks):
             raise BadInput(refused)
         own, problem = _allocate(num_bytes)
         parts = {group.rank: own}
         try:
-            group.refuse_together(problem and f"symmetric heap of rank {group.rank}: {problem}")
+            group.refuse_together(problem and f"symmetric heap of rank {group.world_rank}: {problem}")
             parts |= exchange_descriptors(group, lambda: os.dup(own), num_bytes)
             self.maps = [np.frombuffer(mmap.mmap(parts[rank], num_bytes), np.uint8) for rank in sorted(parts)]
         finally:
@@ -52,22 +52,23 @@ class Offer(NamedTuple):
     num_bytes: int
 
 
-def refusal(offers: Sequence[Offer]) -> str:
-    """Returns why ranks cannot share a heap; "" if they can. offers: of all ranks, by rank."""
+def refusal(offers: Sequence[Offer], ranks: Sequence[int]) -> str:
+    """Returns why ranks cannot share a heap; "" if they can. offers: of each rank. ranks: what the run calls them."""
     if len(offers) > MAX_HEAP_RANKS:
         return f"symmetric heap: {len(offers)} ranks, wanted at most {MAX_HEAP_RANKS}; start fewer"
     first = offers[0]
-    for rank, own in enumerate(offers):
+    for rank, own in zip(ranks, offers, strict=True):
         if own.num_bytes != first.num_bytes:
             return (
-                f"symmetric heap: rank 0 asks for {first.num_bytes} bytes, rank {rank} for {own.num_bytes}; "
+                f"symmetric heap: rank {ranks[0]} asks for {first.num_bytes} bytes, rank {rank} for {own.num_bytes}; "
                 "every rank must use the same shape"
             )
         if own.reach != first.reach:
             where = f"rank {rank} on {own.node}"
             if own.node == first.node:
                 where = f"rank {rank} on another machine or in a container with a network of its own"
-            return f"symmetric heap: rank 0 is on {first.node}, {where}; these kernels reach the ranks of one node only"
+            who = f"rank {ranks[0]} is on {first.node}, {where}"
+            return f"symmetric heap: {who}; these kernels reach the ranks of one node only"
     return ""
 
 

@@ -87,10 +87,10 @@ class SymmetricAllocator:
         sizes, problem = _check_shape(shape)
         problem = problem or _check_dtype(dtype)
         asked = self._group.all_gather([problem, list(sizes), str(dtype), self._first_free], "malloc_symmetric()")
-        for rank, (problem, *_) in enumerate(asked):
+        for rank, (problem, *_) in zip(self._group.world_ranks, asked, strict=True):
             if problem:
                 raise BadInput(f"malloc_symmetric on rank {rank}: {problem}")
-        if difference := _find_difference(asked):
+        if difference := _find_difference(asked, self._group.world_ranks):
             raise BadInput(f"malloc_symmetric: {difference}")
         num_bytes = math.prod(sizes) * dtype.itemsize
         offset = min(-(-self._first_free // LINE_BYTES) * LINE_BYTES, self._heap.num_bytes)
@@ -126,21 +126,21 @@ def _check_dtype(dtype: Any) -> str:
     return "" if isinstance(dtype, torch.dtype) else f"dtype is {dtype!r}; wanted one of torch, such as torch.bfloat16"
 
 
-def _find_difference(asked: list[list[Any]]) -> str:
-    """Returns in what a rank differs from rank 0; "" if in nothing.
+def _find_difference(asked: list[list[Any]], ranks: Sequence[int]) -> str:
+    """Returns in what a rank differs from the first; "" if in nothing.
 
-    asked: [problem, sizes, dtype, first_free] of each rank.
+    asked: [problem, sizes, dtype, first_free] of each rank. ranks: what the run calls them.
     """
     _, sizes, dtype, first_free = asked[0]
-    for rank, (_, their_sizes, their_dtype, their_first_free) in enumerate(asked):
+    for rank, (_, their_sizes, their_dtype, their_first_free) in zip(ranks, asked, strict=True):
         if (their_sizes, their_dtype) != (sizes, dtype):
             return (
-                f"rank 0 asks for {sizes} {dtype}, rank {rank} for {their_sizes} {their_dtype}; all ranks must ask for "
-                "the same tensors in the same order"
+                f"rank {ranks[0]} asks for {sizes} {dtype}, rank {rank} for {their_sizes} {their_dtype}; all ranks "
+                "must ask for the same tensors in the same order"
             )
         if their_first_free != first_free:
             return (
-                f"the heap of rank 0 is free from {first_free} bytes on, that of rank {rank} from {their_first_free}; "
-                "make the Communicator with the same reserved_bytes on all ranks"
+                f"the heap of rank {ranks[0]} is free from {first_free} bytes on, that of rank {rank} from "
+                f"{their_first_free}; make the Communicator with the same reserved_bytes on all ranks"
             )
     return ""

@@ -49,7 +49,7 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
     except RuntimeError as error:
         full = "out of memory" in str(error)
         now = collect_facts(num_bytes)
-        problem = out_of_memory(group.rank, now) if full else f"rank {group.rank}: symmetric heap: {error}"
+        problem = out_of_memory(group.rank, now) if full else f"rank {group.world_rank}: symmetric heap: {error}"
     group.refuse_together(problem)
     group.refuse_together(_map_peers(group, native, by_descriptor))
     stream = torch.cuda.current_stream() if is_resident else None
@@ -75,7 +75,9 @@ def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:
             add(peer, part)
         except RuntimeError as error:
             why = f"{error}; see `nvidia-smi topo -p2p rw`"
-            problem = f"rank {group.rank}: its GPU cannot map the memory of rank {peer}'s: {why}"
+            problem = (
+                f"rank {group.world_rank}: its GPU cannot map the memory of rank {group.world_ranks[peer]}'s: {why}"
+            )
     for descriptor in parts.values() if by_descriptor else ():
         os.close(descriptor)
     return problem

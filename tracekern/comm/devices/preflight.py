@@ -88,10 +88,11 @@ def why_only_compiled() -> str:
 
 def judge(facts: Sequence[GpuFacts]) -> Preflight:
     """Returns the verdict, which is the same on every rank. facts: of all ranks, by rank."""
+    offers = [symmetric_heap.Offer(own.node, own.reach, own.heap_bytes) for own in facts]
     refusals = (
         _old_driver(facts),
         *(f"rank {rank}: {own.error}" for rank, own in enumerate(facts) if own.error),
-        symmetric_heap.refusal([symmetric_heap.Offer(own.node, own.reach, own.heap_bytes) for own in facts]),
+        symmetric_heap.refusal(offers, range(len(facts))),
         _different(facts),
         _cannot_share(facts),
         _out_of_memory(facts),

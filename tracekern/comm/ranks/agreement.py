@@ -38,28 +38,29 @@ class Said:
     def message(self) -> list[Any]:
         return [self.problem, self.settings]
 
-    def settle(self, heard: Sequence[list[Any]]) -> None:
+    def settle(self, heard: Sequence[list[Any]], ranks: Sequence[int] = range(1 << 15)) -> None:
         """Raises what is wrong: the same BadInput on all ranks, but an own error of another kind as it is.
 
-        heard: message() of each rank, [num_ranks].
+        heard: message() of each rank, [num_ranks]. ranks: what the run calls them.
         """
         if self.error is not None and not isinstance(self.error, BadInput):
             raise self.error
         problems = [problem for problem, _ in heard]
-        for rank, problem in enumerate(problems):
+        for rank, problem in zip(ranks, problems, strict=False):
             if problem:
                 raise BadInput(problem if problems.count(problem) == len(problems) else f"rank {rank}: {problem}")
         first = heard[0][1]
-        for rank, (_, theirs) in enumerate(heard):
+        for rank, (_, theirs) in zip(ranks, heard, strict=False):
             for name in first:
                 if theirs.get(name) != first[name]:
-                    raise BadInput(f"{name} is {first[name]} on rank 0 and {theirs.get(name)} on rank {rank}")
+                    told = f"{name} is {first[name]} on rank {ranks[0]} and {theirs.get(name)} on rank {rank}"
+                    raise BadInput(told)
 
 
-def refuse_different_calls(names: Sequence[str]) -> None:
-    """Raises BadInput unless all ranks are in the same call. names: of the call of each rank."""
-    for rank, name in enumerate(names):
+def refuse_different_calls(names: Sequence[str], ranks: Sequence[int]) -> None:
+    """Raises BadInput unless all ranks are in the same call. names: of the call of each rank. ranks: what the run calls
+    them."""
+    for rank, name in zip(ranks, names, strict=True):
         if name != names[0]:
-            raise BadInput(
-                f"rank 0 is in {names[0]}, rank {rank} in {name}: all ranks make the same calls in the same order"
-            )
+            told = f"rank {ranks[0]} is in {names[0]}, rank {rank} in {name}"
+            raise BadInput(f"{told}: all ranks make the same calls in the same order")

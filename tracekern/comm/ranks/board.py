@@ -40,7 +40,7 @@ class Board:
     """This rank's page and those of its peers. Made by all ranks together."""
 
     def __init__(self, group: Group) -> None:
-        self._rank = group.rank
+        self._rank, self._names = group.rank, group.world_ranks
         heap = SymmetricHeap(group, _RECORD_BYTES * 5)
         self._pages = heap.maps
         self._own = heap.maps[group.rank]
@@ -91,7 +91,7 @@ class Board:
     def why_late(self) -> str:
         """Returns "; " and what peers last refused, to end the text of an error with; "" if they refused nothing."""
         notes = [(peer, self._get(peer, _NOTE)) for peer in range(len(self._pages)) if peer != self._rank]
-        told = [f"rank {peer} {note[1][0]}" for peer, note in notes if note and not note[1][2]]
+        told = [f"rank {self._names[peer]} {note[1][0]}" for peer, note in notes if note and not note[1][2]]
         return "".join(f"; {text}" for text in told[:2])
 
     # ---- meetings ----
@@ -111,7 +111,7 @@ class Board:
             self._withdraw(place)
             raise
         self._turn += 1
-        refuse_different_calls([name for name, _ in said])
+        refuse_different_calls([name for name, _ in said], self._names)
         return [their_value for _, their_value in said]
 
     def _wait_for_all(self, place: int, what: str, timeout_s: float) -> list[Any]:
@@ -133,18 +133,19 @@ class Board:
         for peer in absent:
             if int(self._counts[peer][0]) > own:
                 record = self._get(peer, _CALL)
-                return PassedBy(peer, str(record[1]) if record else "another call")
+                return PassedBy(self._names[peer], str(record[1]) if record else "another call")
         return PassedBy(-1, "")
 
     def _refuse_to_wait(self, what: str, absent: list[int], waited_s: float, timeout_s: float) -> None:
-        who = f"rank {self._rank} {what}"
+        who = f"rank {self._names[self._rank]} {what}"
         for peer in absent:
             note = self._get(peer, _NOTE)
             if note and note[1][1]:
-                raise CommTimeout(f"{who} stopped waiting: rank {peer} {note[1][0]}")
+                raise CommTimeout(f"{who} stopped waiting: rank {self._names[peer]} {note[1][0]}")
         if waited_s >= timeout_s:
+            names = [self._names[peer] for peer in absent]
             waited = duration(int(waited_s * 1e9))
-            raise CommTimeout(f"{who} gave up on {ranks(absent)} after {waited} before the launch{self.why_late()}")
+            raise CommTimeout(f"{who} gave up on {ranks(names)} after {waited} before the launch{self.why_late()}")
 
     # ---- records ----
 

@@ -121,7 +121,7 @@ class Group:
         own._global_ranks, own.name = ranks, "" if name in _NO_NAMES else name
         if own.num_ranks > 1:
             timeout = timedelta(seconds=message_timeout_s())
-            with losing_peers(own.rank):
+            with losing_peers(own.world_rank):
                 own.process_group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
         return own
 
@@ -133,7 +133,12 @@ class Group:
     @property
     def world_ranks(self) -> tuple[int, ...]:
         """What the run calls the ranks."""
-        return tuple(range(self.num_ranks) if self._global_ranks is None else self._global_ranks)
+        return tuple(map(self._place, range(self.num_ranks)))
+
+    @property
+    def world_rank(self) -> int:
+        """What the run calls this rank."""
+        return self.rank if self._global_ranks is None else self._global_ranks[self.rank]
 
     @property
     def is_connected(self) -> bool:
@@ -152,7 +157,7 @@ class Group:
             PeerLost: A peer has ended or is late.
         """
         heard = self._exchange(messages.encode([what, value]))
-        refuse_different_calls([name for name, _ in heard])
+        refuse_different_calls([name for name, _ in heard], self.world_ranks)
         return [their_value for _, their_value in heard]
 
     def _exchange(self, message: bytes) -> list[tuple[str, Any]]:
@@ -162,7 +167,7 @@ class Group:
         import torch
         import torch.distributed as dist
 
-        with losing_peers(self.rank):
+        with losing_peers(self.world_rank):
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_ranks)]
             dist.all_gather(sizes, torch.tensor([len(message)]), group=self.process_group)
             padded = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
@@ -179,7 +184,7 @@ class Group:
             PeerLost: A peer has ended, or is later than `timeout_s`, by default message_timeout_s().
         """
         if self.process_group is not None:
-            with losing_peers(self.rank):
+            with losing_peers(self.world_rank):
                 self._come_and_go(time.monotonic() + (timeout_s or message_timeout_s()))
 
     def _come_and_go(self, deadline: float) -> None:
@@ -242,7 +247,7 @@ class Group:
         that the check is of.
         """
         said = Said(check)
-        said.settle(self.all_gather(said.message(), what))
+        said.settle(self.all_gather(said.message(), what), self.world_ranks)
         return said.settings
 
     def refuse_together(self, problem: str) -> None:
@@ -261,7 +266,7 @@ class Group:
             yield
         except Exception as error:
             with contextlib.suppress(PeerLost):
-                self.all_gather(f"rank {self.rank}: {one_line(error)}", "a check of all ranks")
+                self.all_gather(f"rank {self.world_rank}: {one_line(error)}", "a check of all ranks")
             raise
         self.refuse_together("")
 
@@ -270,7 +275,7 @@ class Group:
         import torch
         import torch.distributed as dist
 
-        with losing_peers(self.rank):
+        with losing_peers(self.world_rank):
             dist.send(torch.tensor([len(data)]).view(torch.uint8), self._place(receiver), group=self.process_group)
             for first in range(0, len(data), _CHUNK_BYTES):
                 chunk = np.frombuffer(data[first : first + _CHUNK_BYTES], np.uint8).copy()
@@ -289,7 +294,7 @@ class Group:
         import torch.distributed as dist
 
         received = np.empty(num_bytes, np.uint8)
-        with losing_peers(self.rank):
+        with losing_peers(self.world_rank):
             dist.recv(torch.from_numpy(received), self._place(sender), group=self.process_group)
         return received
 

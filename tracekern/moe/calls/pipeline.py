@@ -254,9 +254,9 @@ def _make_native(family: str, comm: Communicator, backend: str, options: dict[st
     try:
         native = native_family(family, backend).Pipeline(comm.native, **options)
     except ValueError as error:  # such as more blocks than the GPU holds at once
-        problem = f"rank {comm.group.rank}: {error}"
+        problem = f"rank {comm.group.world_rank}: {error}"
     except (RuntimeError, MemoryError) as error:  # no room for the kernels' memory besides the heap
-        problem = f"rank {comm.group.rank}: {error}; make the shape smaller, or end what fills the memory"
+        problem = f"rank {comm.group.world_rank}: {error}; make the shape smaller, or end what fills the memory"
     comm.group.refuse_together(problem)
     return native
 

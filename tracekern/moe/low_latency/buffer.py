@@ -280,7 +280,9 @@ class Buffer(BufferBase):
         bad = self._kernels.native.take_bad_choice() if self._layout else None
         if bad is not None and self._layout is not None:
             token, choice, expert = bad
-            raise BadInput(f"rank {self.rank}: {bad_choice(token, choice, expert, self._layout.num_experts)}")
+            raise BadInput(
+                f"rank {self.comm.group.world_rank}: {bad_choice(token, choice, expert, self._layout.num_experts)}"
+            )
 
     # ---- layout and settings ----
 

@@ -77,8 +77,8 @@ class CountsPoll:
             if begun_s and now_s - begun_s > _WAITS * timeout_s + _GRACE_S:
                 waited = duration(int((now_s - begun_s) * 1e9))
                 raise CommTimeout(
-                    f"rank {self._comm.group.rank} dispatch gave up on notify_dispatch after {waited}: the kernel has "
-                    "told this host no counts"
+                    f"rank {self._comm.group.world_rank} dispatch gave up on notify_dispatch after {waited}: the "
+                    "kernel has told this host no counts"
                 )
         return Counts(*counts)
 
