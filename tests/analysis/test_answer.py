@@ -11,6 +11,7 @@ from scenarios import exchange, with_clocks
 from simulator import (
     Case,
     Drain,
+    ExtraKernel,
     Injection,
     LateHost,
     Latency,
@@ -107,6 +108,16 @@ def of_rank(rank: int, kind: CauseKind = CauseKind.PACE) -> Candidate:
             "Messages on the link 1 → 3 take 4.97 us longer than on other links.",
         ),
         (
+            Case(Shape.BARRIER, 6, 20, (Latency(20_000, source=1, destination=3),), 0.02),
+            Candidate(CauseKind.LINK, 1, 3),
+            "Messages on the link 1 → 3 take ",
+        ),
+        (
+            Case(Shape.RING, 6, 24, (ExtraKernel(20_000, rank=4, iterations=tuple(range(1, 24, 4))),), 0.02),
+            of_rank(4, CauseKind.EXTRA),
+            "Rank 4 alone runs ",
+        ),
+        (
             Case(Shape.BARRIER, 8, 30, (SlowWork(DELAY_NS, rank=2, iterations=tuple(range(12, 30))),), 0.02),
             of_rank(2),
             "Rank 2 is slow from iteration 12 on: each step.compute ",
@@ -144,6 +155,14 @@ def test_rings_that_are_too_small_cost_what_the_run_is_longer_than_with_room(
     assert findings.answer.causes[-1].together_ns == pytest.approx(truth.cost_ns, rel=0.05)
     if not slow:
         assert headlines(findings)[0].text.startswith("The rings of channel room are too small: warps wait for room")
+
+
+def test_hosts_that_all_run_ahead_alike_are_not_accused(tmp_path: Path):
+    """Rank 0 waits for nobody: its kernels are shorter, and the gaps before them longer."""
+    ahead = {"hosts_run_ahead": True, "has_host_lane": True, "launch_ns": 28_000}
+    found = findings_of(Case(Shape.STREAM, 8, 20, noise=0.02, **ahead), 75, tmp_path)
+    assert found.answer.even_hosts_ns > 0.1 * found.answer.makespan_ns  # by their gaps they would be
+    assert named(found.answer) == []
 
 
 def test_a_ring_is_not_to_blame_for_a_receiver_that_is_slow(tmp_path: Path):
