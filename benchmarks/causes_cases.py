@@ -422,6 +422,6 @@ def draw_alike(kind: str, num_ranks: int, number: int) -> Case:
         launch_ns=int(rng.choice([0, 10_000])),
         is_persistent=bool(rng.random() < 0.2) and case.shape is not Shape.STREAMS,
         is_uneven=bool(rng.random() < 0.5),
-        window=0,  # small rings do cost time, whoever is alike
+        window=0,  # small rings cost time even where all ranks are alike
     )
     return replace(case, **ALIKE[kind](rng))

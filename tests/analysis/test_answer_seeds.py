@@ -1,4 +1,4 @@
-"""Who is named, over many seeds: quick cases of what benchmarks/causes.py runs at length."""
+"""Names the right cause over many seeds: quick cases of what benchmarks/causes.py runs at length."""
 
 from __future__ import annotations
 

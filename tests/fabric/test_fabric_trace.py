@@ -233,7 +233,7 @@ def test_the_report_names_the_rank_that_submitted_late(tmp_path: Path, command_l
     ],
 )
 def test_transfers_of_kept_captures_accuse_whom_chance_does_not_explain(name: str, late: list[int], said: str):
-    """Where the one rank is late, its queue holds up all waits, and is no longer than that of the other."""
+    """A late rank holds up all waits, so all of them see its queue, which is no longer than that of the other."""
     findings = analyze(load(TRACES / name))
     assert findings.transfer_blames is not None
     named = findings.transfer_blames.named

@@ -260,7 +260,7 @@ class Case:
 
     @property
     def slots(self) -> int:
-        """Of the ring between two ranks; 0: there is always room."""
+        """Slots of the ring between two ranks; 0: there is always room."""
         return min((entry.slots for entry in self.injections if isinstance(entry, SmallRing)), default=self.window)
 
     def without_injections(self) -> Case:

@@ -102,7 +102,7 @@ class Kernel:
     warps: tuple[int, ...]
     end_ns: float = 0.0
     num_ended: int = 0
-    """Of its warps."""
+    """How many of its warps have ended."""
 
 
 @dataclass(frozen=True)

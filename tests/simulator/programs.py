@@ -8,7 +8,7 @@ from simulator.cases import Case, Shape
 from simulator.engine import Launch, Meet, Pause, Program, Signal, Wait, Warp, Work
 
 _MOST_TO_SIGNAL = 32
-"""Of more ranks, all to all would be most of what is simulated."""
+"""With more ranks, signals from all to all would be most of what is simulated."""
 
 
 def programs_of(case: Case) -> dict[Warp, Program]:

@@ -100,6 +100,8 @@ def evidence(findings: Findings) -> str:
     warps = ", all warps together" if is_of_warps and answer.causes[0].excess.warp is None else ""
     seen = f"{duration(first.excess_ns)} more than its peers{warps}, by the mean of {over}"
     alike = f"{things} that are all alike show less than {duration(first.alike_ns)}"
+    if cause.candidate.kind is CauseKind.EXTRA:
+        alike = "no other rank does it"
     is_exact = cause.at_least_ns is not None and cause.at_least_ns == cause.saving.whole_ns
     low, high = map(duration, cause.within_ns)
     sure = f"; what it saves lies between {low} and {high} in 19 of 20 such runs" if is_exact else ""

@@ -43,15 +43,14 @@ def time_arrivals(
     is_slow = np.zeros(len(waits), bool)
     is_slow[wait[ended & (passed > _SLOW * usual)]] = True
     rows = np.flatnonzero(is_slow[wait])
-    by_link = rows[
-        _steadiest(group_rows(len(rows), waits.phase[wait[rows]], waits.rank[wait[rows]], sender[rows]), passed[rows])
-    ]
+    links = group_rows(len(rows), waits.phase[wait[rows]], waits.rank[wait[rows]], sender[rows])
+    by_link = rows[_steadiest(links, passed[rows])]
     is_by_link = np.zeros(len(waits), bool)
     is_by_link[wait[by_link]] = True
     ended &= ~is_by_link[wait]
     ended[by_link] = True
     others = np.minimum(np.where(np.isfinite(usual), usual, latency[wait]), passed)
-    return np.where(ended, np.minimum(passed, np.where(is_by_link[wait], passed, latency[wait])), others), ended
+    return np.where(ended, passed, others), ended
 
 
 def _steadiest(links: Groups, passed: Float64) -> Int64:
@@ -61,9 +60,8 @@ def _steadiest(links: Groups, passed: Float64) -> Int64:
     phase, rank, _ = links.columns
     enough = np.flatnonzero(links.count() >= _MIN_WAITS)
     order = enough[np.lexsort((varies[enough], rank[enough], phase[enough]))]
-    is_first = np.append(True, (phase[order][1:] != phase[order][:-1]) | (rank[order][1:] != rank[order][:-1]))[
-        : len(order)
-    ]
+    is_other = (np.diff(phase[order]) != 0) | (np.diff(rank[order]) != 0)
+    is_first = np.append(True, is_other)[: len(order)]
     first = np.flatnonzero(is_first)
     second = np.minimum(first + 1, len(order) - 1)
     has_second = ~is_first[second] if len(order) else np.zeros(0, bool)

@@ -31,7 +31,7 @@ class TransferBlame:
     peer: int
     """The receiver, of UNDER_WAY; else -1."""
     domain: str
-    """Of QUEUED and UNDER_WAY; else ""."""
+    """What the write went through, for QUEUED and UNDER_WAY; else ""."""
     waited_ns: int
     num_waits: int
     excess_ns: float = 0.0

@@ -48,7 +48,7 @@ class Writes(Table):
     """How long after the wait began its transfer was submitted; ..."""
     queued_ns: Float64
     under_way_ns: Float64
-    """... how long it was queued and under way, whoever waited then; ..."""
+    """... how long it was queued, and how long under way, even if nobody waited then; ..."""
     noticed_ns: Float64
     """... how long it was there before the wait ended; nan unless the wait was for it when it arrived."""
 

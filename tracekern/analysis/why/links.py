@@ -64,10 +64,8 @@ class Links:
 
     def _mean(self, rows: Int64, ns: Float64) -> Float64:
         """[num_links, num_iterations] the mean of these messages; 0 of none."""
-        cell, shape = (
-            self._link[rows] * self._num_iterations + self._iteration[rows],
-            (len(self.routes), self._num_iterations),
-        )
+        shape = len(self.routes), self._num_iterations
+        cell = self._link[rows] * shape[1] + self._iteration[rows]
         sums, count = (np.bincount(cell, value, shape[0] * shape[1]) for value in (ns[rows], np.ones(len(rows))))
         return (sums / np.maximum(count, 1)).reshape(shape)
 

@@ -41,7 +41,8 @@ class Rings:
         self.fullest = dict[str, FullestRing]()
         """By channel; those that nobody waited for room in are left out."""
         self._edges = {}
-        for place in np.argsort(late_ns)[late_ns[np.argsort(late_ns)] > 0].tolist():
+        waited_for = np.flatnonzero(late_ns)
+        for place in waited_for[np.argsort(late_ns[waited_for])].tolist():  # the fullest of a channel comes last
             channel, sender, receiver = (int(column[place]) for column in rings.columns)
             slots = next(known.initial for known in channels if known and known.name == names[channel])
             found = FullestRing(names[channel], slots, sender, receiver, int(late_ns[place]))

@@ -35,7 +35,9 @@ def _named(piece: Timeline, bits: int) -> Timeline:
     ranks_of = _RanksOf(piece)
     spans, marks, events = piece.spans, piece.marks, list(piece.events)
     begin, end, payload = spans.begin_payload.copy(), spans.end_payload.copy(), marks.payload.copy()
-    for idx in range(len(events)):
+    for idx, event in enumerate(piece.events):
+        if not any(field.name in _RANK_FIELDS for field in (*event.begin_fields, *event.end_fields)):
+            continue
         of_spans, of_marks = spans.event == idx, marks.event == idx
         for name in _RANK_FIELDS:
             told = events[idx]
