@@ -13,6 +13,7 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.graph.events import EventGraph, build_graph
 from tracekern.analysis.graph.moments import Moments, find_moments
 from tracekern.analysis.questions.balance import Balance, LinkLimit, analyze_balance
+from tracekern.analysis.questions.group_waits import GroupWaits, waits_by_group
 from tracekern.analysis.questions.hang import Death, Hang, find_deaths, find_hang
 from tracekern.analysis.questions.held_up import HeldUp, find_held_up
 from tracekern.analysis.questions.imbalance import Imbalance, work_imbalance
@@ -167,6 +168,11 @@ class Findings:
     def matrix(self) -> WaitMatrix:
         """How long each rank waited for each other."""
         return wait_matrix(self.timeline, self._counted_waits)
+
+    @cached_property
+    def groups(self) -> tuple[GroupWaits, ...]:
+        """How long the ranks of each group waited for each other; () where all kernels are of all ranks."""
+        return waits_by_group(self.timeline, self._counted_waits)
 
     @cached_property
     def full_rings(self) -> tuple[FullRing, ...]:

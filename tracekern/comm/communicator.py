@@ -135,7 +135,7 @@ class Communicator:
         self.device.fault_names = self._fault_names
         self._members, self._told = _members_of(group), dict[str, str]()
         if self._members:
-            self._fault_names["world_ranks"] = list(group.world_ranks)
+            self._fault_names |= {"world_ranks": list(group.world_ranks), "communicator": group.name}
         self.set_timeout(timeout_s, on_timeout)
         heap = MappedHeap(
             group.rank,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tracekern.dump.format import PAYLOAD_BITS, PAYLOAD_LOW_BITS
 from tracekern.errors import BadInput
+from tracekern.formatting import ranks as name_ranks
 from tracekern.formatting import whole_number
 
 EVENT_KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
@@ -115,6 +116,11 @@ class Members(NamedTuple):
     """Which of its communicators, from 0 on: a program may make one after the other."""
     ranks: tuple[int, ...]
     """World's rank of each rank of the group: what its kernels call a rank is an index into it."""
+
+    @property
+    def label(self) -> str:
+        """Its name, or else its ranks."""
+        return self.name or name_ranks(self.ranks)
 
 
 def parse_members(where: str, table: dict[str, Any]) -> Members | None:

@@ -60,7 +60,8 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
     ring_name where these are known), head and tail.
 
     names: "rank_barrier" is the stage of the communicator's own kernel, "channels" are its channels and "first_epoch"
-    is the epoch of its first barrier. "world_ranks" are the run's ranks of a group's. "kernels" has one entry for each
+    is the epoch of its first barrier. "world_ranks" are the run's ranks of a group's, which may be called
+    "communicator". "kernels" has one entry for each
     user of the communicator: "first_stage"; "stages", the user's kernels; "channels", which are numbered after the
     communicator's; and it may have "slots", "values", "first_epoch", "roles", "rings", "peers" and "refusals"
     (Communicator.add_kernels()).
@@ -92,6 +93,7 @@ def parse_fault(raw: bytes, names: dict[str, Any]) -> dict[str, Any] | None:
         **_decode_ring(record, user),
         **({"node": int(record["peer"]) // user["peers"]} if user.get("peers") else {}),
         **_decode_refusal(record, names),
+        **({"communicator": names["communicator"]} if names.get("communicator") else {}),
         "aborted_by": (aborted_by & ~INTERRUPTED) - 1,
         "was_interrupted": bool(aborted_by & INTERRUPTED),
         "on_timeout": _name_of(_ON_TIMEOUT, int(record["on_timeout"])),
@@ -145,7 +147,8 @@ def describe_fault(fault: dict[str, Any]) -> str:
     """Returns one line: who waited for whom, in which kernel, for what, and what was there instead. Or why a rank
     refused the call.
     """
-    who = f"rank {fault['rank']} {fault['kernel']} block {fault['block']} warp {fault['warp']}"
+    of_group = f" of {fault['communicator']}" if "communicator" in fault else ""
+    who = f"rank {fault['rank']} {fault['kernel']}{of_group} block {fault['block']} warp {fault['warp']}"
     peer = f"rank {fault['peer']}" + (f" of node {fault['node']}" if "node" in fault else "")
     waited, what = f"after {duration(fault['waited_ns'])}", describe_wanted(fault)
     trapped = "; the kernel trapped: this process can no longer use its device" if fault["on_timeout"] == "trap" else ""

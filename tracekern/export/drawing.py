@@ -29,7 +29,7 @@ from tracekern.timeline.model import (
 from tracekern.timeline.select import take_tracks
 
 Permutation = npt.NDArray[np.intp]
-RESERVED_ARGUMENTS = frozenset({"launch", "launch_key", "start_up", "epoch", "open", "released_by"})
+RESERVED_ARGUMENTS = frozenset({"launch", "launch_key", "communicator", "start_up", "epoch", "open", "released_by"})
 """Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
 
 MANY_ITERATIONS = 3

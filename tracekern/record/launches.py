@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump import format as fmt
+from tracekern.dump.event_table import Members
 from tracekern.errors import BadInput
 from tracekern.record.regions import RegionQueue, StreamProgress, UsedRegions
 from tracekern.record.selection import KernelTable, Selection
@@ -86,7 +87,9 @@ class Launches:
         self._selection = selection
         self._is_ring = selection.keep == "last"
         self._sinks = sinks
-        self._sequence: dict[str, int] = {}
+        self._sequence: dict[tuple[str, Members | None], int] = {}
+        self._groups: dict[str, Members | None] = {}
+        """Event table -> the group whose ranks its kernels count."""
         self._counted: dict[str, int] = {}
         self._tables: dict[tuple[str, tuple[str, ...]], KernelTable] = {}
         self._queues: dict[Kernel, RegionQueue] = {}
@@ -117,22 +120,31 @@ class Launches:
         self._to_come.clear()
 
     def take(self, kernel: Kernel, epoch: int, ahead: bool, key: str = "") -> int:
-        """Returns LaunchHandle.descriptor of the next launch of this name; 0 if it is not recorded."""
+        """Returns LaunchHandle.descriptor of the group's next launch of this name; 0 if it is not recorded."""
         if self._is_ring:
             self._progress_on(kernel.stream).before_launch(ahead)
-        name = kernel.name
-        sequence = self._sequence.get(name, 0)
-        self._sequence[name] = sequence + 1
+        if not isinstance(kernel.events, str):
+            kernel = kernel._replace(events=self._text_of(kernel))
+        counted = kernel.name, self._group_of(kernel)
+        sequence = self._sequence.get(counted, 0)
+        self._sequence[counted] = sequence + 1
         if sequence % self._selection.every:
             return 0
         return self._queue_of(kernel).take(sequence, epoch, key)
+
+    def _group_of(self, kernel: Kernel) -> Members | None:
+        """Returns the group whose ranks the kernel counts, whichever of its communicators; None for all of the run."""
+        events = str(kernel.events)
+        if events not in self._groups:
+            members = self._table(kernel.as_key()).members
+            self._groups[events] = members and members._replace(generation=0)
+        return self._groups[events]
 
     def _queue_of(self, kernel: Kernel) -> RegionQueue:
         """Returns the kernel's queue. Most launches take the fast path: a known key has been checked before."""
         try:
             known = self._queues.get(kernel)
-        except TypeError:  # a dict or a list is not hashable
-            kernel = kernel._replace(events=self._text_of(kernel))
+        except TypeError:  # a list is not hashable
             known = self._queues.get(kernel._replace(roles=tuple(kernel.roles)))
         return known or self._queue(kernel.as_key())
 
@@ -161,10 +173,7 @@ class Launches:
     def plan(self, kernel: Kernel, counted_only: bool = False) -> LaunchPlan:
         """Returns how launches of this kernel are recorded. Raises BadInput for arguments that cannot be used."""
         _check(kernel)
-        try:
-            table = self._table(kernel.as_key())
-        except BadInput as error:
-            raise BadInput(f"launch {kernel.name!r}: {error}") from None
+        table = self._table(kernel.as_key())
         mirrored = not counted_only and self._sinks.is_mirrored(kernel.name)
         return LaunchPlan(
             name=kernel.name,
@@ -243,7 +252,10 @@ class Launches:
     def _table(self, kernel: Kernel) -> KernelTable:
         key = (str(kernel.events), tuple(kernel.roles))
         if key not in self._tables:
-            self._tables[key] = KernelTable.parse(*key)
+            try:
+                self._tables[key] = KernelTable.parse(*key)
+            except BadInput as error:
+                raise BadInput(f"launch {kernel.name!r}: {error}") from None
         return self._tables[key]
 
 

@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from tracekern.dump import format as fmt
-from tracekern.dump.event_table import EVENT_KEYS, parse_event, parse_groups
+from tracekern.dump.event_table import EVENT_KEYS, Members, parse_event, parse_groups, parse_members
 from tracekern.errors import BadInput
 
 DEFAULT_RECORDS_PER_TRACK = 1024
@@ -109,6 +109,7 @@ class KernelTable:
     levels: tuple[int, ...]
     roles: tuple[str, ...]
     events_json: bytes
+    members: Members | None = None
 
     @classmethod
     def parse(cls, events: str | dict[str, Any], roles: Sequence[str]) -> KernelTable:
@@ -134,7 +135,8 @@ class KernelTable:
                 f"wanted at most {fmt.MAX_EVENTS} and {fmt.MAX_ROLES}"
             )
         levels = tuple(row.level for row in rows)
-        return cls(names, levels, tuple(roles), json.dumps(table, separators=(",", ":")).encode())
+        text, members = json.dumps(table, separators=(",", ":")), parse_members(where, table)
+        return cls(names, levels, tuple(roles), text.encode(), members)
 
     @property
     def roles_json(self) -> bytes:

@@ -13,6 +13,7 @@ from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
 from tracekern.timeline.fault import fault_of
 from tracekern.timeline.model import ABSENT_KINDS, shared_gpus, told_once
 from tracekern.viewers.report.held_up import describe_waits
+from tracekern.viewers.report.questions.matrix import describe_groups
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.questions.time import describe_ring, named_rings
@@ -48,10 +49,11 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("next", next_cost)] if next_cost else []),
         *([Line("part", part)] if part else []),
         Line("waiting", _waiting(findings)),
+        *([Line("groups", describe_groups(findings.groups))] if findings.groups else []),
         *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         *_transfers(findings),
         Line("bound", _bound(findings)),
-        *([Line("receive", describe_received(findings.received))] if findings.received else []),
+        *([Line("receive", describe_received(findings.received, findings.balance.joined))] if findings.received else []),
         Line("trust", trust(findings, said)),
     ]
 

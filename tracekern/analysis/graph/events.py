@@ -14,7 +14,8 @@ from tracekern.analysis.graph.activity import Activity, flatten
 from tracekern.analysis.graph.host_gaps import NEVER, asked_times, host_gaps
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.formatting import brief
-from tracekern.timeline.model import OPEN_END, Int32, Int64, Timeline, TrackKind
+from tracekern.timeline.facts.stages import Stages
+from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.table import Table
 
 BETWEEN_SPANS = "(between spans)"
@@ -73,6 +74,10 @@ class EventGraph:
     runs: ActivityRuns
     schedule: Schedule
     stages: tuple[str, ...]
+    has_rank: Mask
+    """[num_stages, num_ranks] Whether the rank is one of those that are compared with each other in the stage."""
+    island: Int64
+    """[num_ranks] see Stages."""
     phases: tuple[Phase, ...]
     """Phases of all pieces, and one BETWEEN_SPANS and one NOT_STARTED for each stage."""
     between_spans: Int32
@@ -114,11 +119,12 @@ def nameless_launches(timeline: Timeline) -> Int32:
 
 def build_graph(timeline: Timeline) -> EventGraph:
     activity = flatten(timeline)
-    stages = tuple(dict.fromkeys([*(launch.name for launch in timeline.launches), ""]))
+    of_run = Stages(timeline)
+    stages = *of_run.names, ""
     launch = _launch_of_pieces(timeline, activity)
     runs = _find_runs(activity, launch)
     del launch  # as large as the activity
-    schedule = _schedule(timeline, runs, stages)
+    schedule = _schedule(timeline, runs, of_run)
     phase, phases = _number_phases(timeline, activity, runs, schedule.stage[runs.launch], stages)
     between_spans, not_started = (
         np.array([phases.index(Phase(stage, name)) for stage in stages], np.int32)
@@ -126,7 +132,20 @@ def build_graph(timeline: Timeline) -> EventGraph:
     )
     run_of_span = np.full(len(timeline.spans), -1, np.int32)
     run_of_span[activity.span] = np.repeat(_first_of_kind(runs), runs.stop - runs.first)
-    return EventGraph(activity, phase, runs, schedule, stages, phases, between_spans, not_started, run_of_span)
+    has_rank = np.append(of_run.has_rank, np.ones((1, len(timeline.ranks)), bool), axis=0)
+    return EventGraph(
+        activity,
+        phase,
+        runs,
+        schedule,
+        stages,
+        has_rank,
+        of_run.island,
+        phases,
+        between_spans,
+        not_started,
+        run_of_span,
+    )
 
 
 def _launch_of_pieces(timeline: Timeline, activity: Activity) -> Int32:
@@ -155,13 +174,12 @@ def _first_of_kind(runs: ActivityRuns) -> Int32:
     return number[first][kind]
 
 
-def _schedule(timeline: Timeline, runs: ActivityRuns, stages: tuple[str, ...]) -> Schedule:
+def _schedule(timeline: Timeline, runs: ActivityRuns, stages: Stages) -> Schedule:
     launches = timeline.launches
     count = len(launches) + len(timeline.ranks)
     start, end = _launch_times(timeline, runs, count)
     rank = np.array([*(entry.rank for entry in launches), *(entry.rank for entry in timeline.ranks)], np.int32)
-    number = {name: idx for idx, name in enumerate(stages)}
-    stage = np.array([*(number[launch.name] for launch in launches), *[number[""]] * len(timeline.ranks)], np.int32)
+    stage = np.append(stages.of_launch, np.full(len(timeline.ranks), len(stages.names), np.int32))
     sequence = np.array([*(launch.sequence for launch in launches), *[0] * len(timeline.ranks)], np.int64)
     owners = [(launch.rank, launch.stream) for launch in launches] + [(entry.rank, -1) for entry in timeline.ranks]
     keys = {key: idx for idx, key in enumerate(sorted(set(owners)))}

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekern.timeline.clocks.host_times import apply_host
+from tracekern.timeline.facts.stages import Stages
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.join.host_lanes import is_stream_lane, is_torch_lane
-from tracekern.timeline.model import ClockFit, Int64, Mask, Timeline, TrackKind
+from tracekern.timeline.model import ClockFit, Int32, Int64, Mask, Timeline, TrackKind
 
 MAX_LAUNCH_NS = 10_000
 """No gap ends before its kernel was launched and began, which takes some us: a rest below that is the launch itself."""
@@ -35,13 +36,13 @@ def asked_times(timeline: Timeline, start: Int64) -> Int64:
 
     start: [num_launches] when each began.
     """
-    found = np.full(len(timeline.launches), NEVER)
+    found, stage = np.full(len(timeline.launches), NEVER), Stages(timeline).of_launch
     for rank, clock, mine in _known_hosts(timeline, start):
         doubt = int(np.ceil(clock.host_hard_ns))
         asked = _asked(timeline, mine)
         begun = np.where(asked > 0, apply_host(clock, asked) - timeline.origin_ns, NEVER)
         begun = np.where(begun <= start[mine] + doubt, begun, NEVER)  # of another clock
-        found[mine] = np.maximum(begun, _ranges_begun(timeline, rank, mine, start[mine] + doubt))
+        found[mine] = np.maximum(begun, _ranges_begun(timeline, rank, stage, mine, start[mine] + doubt))
     return found
 
 
@@ -76,10 +77,10 @@ def _asked(timeline: Timeline, launches: Int64) -> Int64:
     return np.array([timeline.launches[idx].host_ns for idx in launches.tolist()], np.int64)
 
 
-def _ranges_begun(timeline: Timeline, rank: int, launches: Int64, latest: Int64) -> Int64:
+def _ranges_begun(timeline: Timeline, rank: int, stage: Int32, launches: Int64, latest: Int64) -> Int64:
     """[n] when the host entered the range in which it made each launch; NEVER where no lane has a range for each.
 
-    latest: [n] when it had at the latest. Of several lanes or names, the first to begin.
+    stage: [num_launches]. latest: [n] when it had at the latest. Of several lanes or names, the first to begin.
     """
     spans, begun = timeline.spans, np.full(len(launches), NEVER)
     series = []
@@ -88,11 +89,11 @@ def _ranges_begun(timeline: Timeline, rank: int, launches: Int64, latest: Int64)
             continue
         rows = np.flatnonzero(spans.track == track)
         series += [np.sort(spans.start[rows[label]]) for label in _by_label(spans.begin_payload[rows])]
-    stages = np.array([timeline.launches[idx].name for idx in launches.tolist()])
+    rank_of_launch = np.array([launch.rank for launch in timeline.launches], np.int64)
+    counts = np.bincount(stage[rank_of_launch == rank])
     sequence = np.array([timeline.launches[idx].sequence for idx in launches.tolist()], np.int64)
-    for stage in set(stages.tolist()):
-        here = np.flatnonzero(stages == stage)
-        count = sum(launch.name == stage and launch.rank == rank for launch in timeline.launches)
+    for number in np.unique(stage[launches]).tolist():
+        here, count = np.flatnonzero(stage[launches] == number), counts[number]
         fitting = [
             starts[sequence[here]]
             for starts in series

@@ -23,6 +23,7 @@ from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.formatting import brief
 from tracekern.timeline.intervals import bisect_right
+from tracekern.timeline.join.members import number_members
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
 from tracekern.timeline.table import Table
 
@@ -215,7 +216,7 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     every_gap, start_ns = _add_launches(edges, graph, is_align)
     gaps = every_gap.take(~is_align[every_gap.launch])
     first_align = points.first_meeting + len(meetings)
-    met, num_aligns = _add_alignments(edges, graph, is_align, first_align)
+    met, num_aligns = _add_alignments(edges, schedule, number_members(timeline), is_align, first_align)
     # Where ranks are aligned, hosts ask for all calls ahead.
     asked_for = gaps.take(np.full(len(gaps.launch), not is_align.any()))
     first_ask = first_align + num_aligns
@@ -498,20 +499,22 @@ def _joins(schedule: Schedule, ahead: Int64) -> tuple[Int64, Int64, Float64]:
     return before[kept], launch[kept], soonest[kept].astype(float)
 
 
-def _add_alignments(edges: _Edges, graph: EventGraph, is_align: Mask, first_node: int) -> tuple[Int64, int]:
-    """A node for each, where all ranks meet; from there each needs what it took to see that.
+def _add_alignments(
+    edges: _Edges, schedule: Schedule, members: Int64, is_align: Mask, first_node: int
+) -> tuple[Int64, int]:
+    """A node for each, where all ranks of a communicator meet; from there each needs what it took to see that.
 
-    Returns the edges that lead to these nodes, and how many nodes there are.
+    members: of each launch, see number_members(). Returns the edges that lead to these nodes, and how many there are.
     """
-    schedule, count = graph.schedule, len(graph.schedule.rank)
+    count = len(schedule.rank)
     launch = schedule.order[is_align[schedule.order]]
-    number, meeting = np.unique(schedule.sequence[launch], return_inverse=True)
-    latest = np.full(len(number), _NEVER)
+    meetings = group_rows(len(launch), members[launch], schedule.sequence[launch])
+    meeting, latest = meetings.group, np.full(len(meetings), _NEVER)
     np.maximum.at(latest, meeting, schedule.start[launch])
     met = edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
     seen = schedule.end[launch] - latest[meeting]  # below 0 by clocks that contradict the barrier
     edges.add(EdgeKind.MEETING, first_node + meeting, 1 + count + launch, seen)
-    return met, len(number)
+    return met, len(meetings)
 
 
 def _add_asks(edges: _Edges, schedule: Schedule, gaps: Gaps, first: int, start_ns: int) -> Asks:

@@ -7,6 +7,7 @@ its name begins with `receive_`. One with a field `expert` and no peer is the ex
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from tracekern.analysis.graph.activity import flatten
 from tracekern.analysis.groups import group_rows
 from tracekern.formatting import brief
 from tracekern.timeline.facts.roles import roles_of
+from tracekern.timeline.facts.stages import joined_ranks
 from tracekern.timeline.intervals import union_ns
 from tracekern.timeline.model import (
     OPEN_END,
@@ -188,6 +190,8 @@ class Overlap:
 class Balance:
     ranks: tuple[WorkLoad, ...]
     """All of the timeline, those that did nothing included."""
+    joined: tuple[tuple[int, ...], ...]
+    """The ranks that kernels join, from group to group. Others have a load of their own."""
     blocks: tuple[WorkLoad, ...]
     experts: tuple[WorkLoad, ...]
     """Those that have spans."""
@@ -207,6 +211,13 @@ def load_imbalance(loads: tuple[WorkLoad, ...]) -> float:
     return max(busy) * len(busy) / sum(busy) if sum(busy) else float("nan")
 
 
+def most_uneven(loads: tuple[WorkLoad, ...], joined: Iterable[tuple[int, ...]]) -> tuple[float, WorkLoad]:
+    """(load_imbalance, the busiest) of the ranks that kernels join whose loads differ most."""
+    parts = [tuple(load for load in loads if load.rank in ranks) for ranks in joined]
+    found = [(load_imbalance(part), max(part, key=lambda load: load.busy_ns)) for part in parts if part]
+    return max(found, key=lambda one: (not math.isnan(one[0]), one[0]))
+
+
 def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> Balance:
     """Works on unaligned Timelines too: nothing is compared across ranks.
 
@@ -224,12 +235,13 @@ def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> 
     block = np.array([track.block for track in timeline.tracks] or [0], np.int64)
     role, roles = roles_of(timeline, timeline.spans)
     in_roles = _Cells.of_roles(events, own_ns, role)
-    experts = _expert_loads(timeline, events, own_ns)
+    experts, joined = _expert_loads(timeline, events, own_ns), joined_ranks(timeline)
     return Balance(
         ranks=_with_idle_ranks(timeline, cells.loads(np.zeros_like(cells.place), [""])),
         blocks=cells.loads(block[cells.place]),
+        joined=joined,
         experts=experts,
-        num_experts=_num_experts(timeline, settings, experts),
+        num_experts=_num_experts(timeline, settings, experts, joined),
         roles=in_roles.loads(in_roles.place, roles),
         links=_links(timeline, events, _token_bytes(settings), link_limit),
         overlaps=_overlaps(timeline, events),
@@ -309,8 +321,16 @@ def _with_idle_ranks(timeline: Timeline, loads: tuple[WorkLoad, ...]) -> tuple[W
     return tuple(sorted((*loads, *(WorkLoad(rank, "", 0, 0, 0, 0, 0) for rank in idle)), key=lambda load: load.rank))
 
 
-def _num_experts(timeline: Timeline, settings: Mapping[str, Any], loads: tuple[WorkLoad, ...]) -> int:
-    in_use = len({load.name for load in loads})
+def _num_experts(
+    timeline: Timeline,
+    settings: Mapping[str, Any],
+    loads: tuple[WorkLoad, ...],
+    joined: tuple[tuple[int, ...], ...],
+) -> int:
+    part = {rank: number for number, ranks in enumerate(joined) for rank in ranks}
+    in_use = len({(part[load.rank], load.name) for load in loads})
+    if len(joined) > 1:  # each may have as many as are named
+        return in_use
     named, num_ranks = settings.get("experts"), len(timeline.ranks)
     # What the experts of a rank got that is not here is not known: they did not get nothing.
     is_rank_missing = any(rank.metadata.get("num_ranks", num_ranks) > num_ranks for rank in timeline.ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Phase, PhaseNumbers
 from tracekern.timeline.columns import parts_by_track
+from tracekern.timeline.facts.stages import Stages
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline
 
@@ -19,7 +21,7 @@ class Imbalance:
     busiest_rank: int
     max_ns: int
     mean_ns: float
-    """Over all ranks of the timeline, those that did nothing included."""
+    """Over all ranks that are compared in its stage, those that did nothing included."""
     busy_ns: dict[int, int]
     """Rank -> time of its warps in spans of this phase while no wait inside them is open."""
 
@@ -41,9 +43,12 @@ def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
         for number, rank, ns in zip(*(column.tolist() for column in (*groups.columns, sums)), strict=True):
             of_rank = busy.setdefault(phases[number], {})
             of_rank[rank] = of_rank.get(rank, 0) + ns
-    found = []
+    found, stages = [], Stages(timeline)
+    compared = dict(zip(stages.names, stages.has_rank, strict=True))
     for about in sorted(busy):
-        of_rank = {rank.rank: busy[about].get(rank.rank, 0) for rank in timeline.ranks}
+        is_compared = compared.get(about.stage, np.ones(len(timeline.ranks), bool))
+        among = itertools.compress(timeline.ranks, is_compared)
+        of_rank = {rank.rank: busy[about].get(rank.rank, 0) for rank in among}
         busiest = max(of_rank, key=lambda rank: (of_rank[rank], -rank))
         mean = sum(of_rank.values()) / len(of_rank)
         found.append(Imbalance(about, busiest, of_rank[busiest], mean, of_rank))

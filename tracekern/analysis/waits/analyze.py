@@ -19,6 +19,7 @@ from tracekern.analysis.waits import edges as wait_edges
 from tracekern.errors import BadInput
 from tracekern.timeline.facts.open_spans import endless_waits, known_ends
 from tracekern.timeline.facts.roles import roles_of
+from tracekern.timeline.facts.stages import Stages
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.join.flows import waits_for_nobody
 from tracekern.timeline.model import (
@@ -243,10 +244,11 @@ class PhaseNumbers:
     """Numbers of the phases that a Timeline can have, in the order of their names."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self._stages = sorted({launch.name for launch in timeline.launches} | {""})
+        stages = Stages(timeline)
+        self._stages = sorted({*stages.names, ""})
         self._names = sorted({event.name for event in timeline.events})
         stage = {name: number for number, name in enumerate(self._stages)}
-        of_launch = [stage[launch.name] for launch in timeline.launches]
+        of_launch = [stage[stages.names[number]] for number in stages.of_launch.tolist()]
         self._of_launch = np.array([*of_launch, stage[""]], np.int32) * np.int32(len(self._names))
         name = {name: number for number, name in enumerate(self._names)}
         self._of_event = np.array([name[event.name] for event in timeline.events] or [0], np.int32)

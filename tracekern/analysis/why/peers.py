@@ -54,12 +54,16 @@ class PeerTable:
         launch = runs.launch[pieces.run]
         calls = group_rows(len(pieces), schedule.stage[launch], schedule.sequence[launch], pieces.phase)
         self._call = calls.group
-        self._count = _table(self._call, pieces.rank, np.ones(len(pieces)), (len(calls), self.num_ranks))
-        """[num_calls * phases, num_ranks] pieces."""
+        count = _table(self._call, pieces.rank, np.ones(len(pieces)), (len(calls), self.num_ranks))
+        self._count = np.where(graph.has_rank[calls.columns[0]], count, np.nan)
+        """[num_calls * phases, num_ranks] pieces; nan of ranks that are not compared there."""
         has_phase = _table(pieces.phase, pieces.rank, pieces.ns >= 0, (self._num_phases, self.num_ranks)) > 0
-        self._is_extra = (has_phase.sum(axis=1) == 1)[pieces.phase]
+        number = {name: idx for idx, name in enumerate(graph.stages)}
+        self._has_rank = graph.has_rank[[number[phase.stage] for phase in graph.phases]]
+        num_peers = self._has_rank.sum(axis=1)
+        self._is_extra = ((has_phase.sum(axis=1) == 1) & (num_peers > 1))[pieces.phase]
         """[num_pieces] of a phase that no other rank has."""
-        self._is_common = (2 * has_phase.sum(axis=1) > self.num_ranks)[pieces.phase]
+        self._is_common = (2 * has_phase.sum(axis=1) > num_peers)[pieces.phase]
         self.hosts = _Hosts(timeline, graph, run_graph, ends)
 
     # ---- excess, [num_ranks, num_iterations] ns ----
@@ -89,8 +93,9 @@ class PeerTable:
         each_ns = np.bincount(phase, pieces.ns[inside], shape[2]) / np.maximum(
             np.bincount(phase, minlength=shape[2]), 1
         )
-        more: Float64 = ((count - np.median(count, axis=0)) * each_ns).sum(axis=2)
-        return more
+        count = np.where(self._has_rank.T[:, None], count, np.nan)
+        usual = _median(count.reshape(shape[0], -1)).reshape(shape[1:])
+        return np.asarray(np.nansum((count - usual) * each_ns, axis=2), float)
 
     def extra_ns(self) -> Float64:
         """What a rank did in phases that no other rank has, the gaps before kernels of its own included."""
@@ -124,9 +129,7 @@ class PeerTable:
         """The ranks have as many pieces of each phase in each call as those outside of the part, on average."""
         rows = self._rows(part)
         rows = rows[self._is_common[rows]]
-        call, rank = self._call[rows], self.pieces.rank[rows]
-        theirs = np.delete(self._count, part.ranks, axis=1).mean(axis=1)
-        return self._of_edges(rows, self.pieces.ns[rows] * (theirs[call] / self._count[call, rank] - 1))
+        return self._of_edges(rows, self.pieces.ns[rows] * (self._times_as_many(part, rows) - 1))
 
     def without_extra(self, part: Part, own_hosts: bool) -> Float64:
         """The ranks do nothing that no other rank does. own_hosts: of Asks.weight()."""
@@ -143,8 +146,7 @@ class PeerTable:
         most of the excess is of; (-1, 1) where nothing is longer. what: "pace", "amount" or "extra"."""
         rows, theirs = self._beside(part)
         phase, own = self.pieces.phase[rows], self.pieces.ns[rows]
-        call, rank = self._call[rows], self.pieces.rank[rows]
-        count = np.delete(self._count, part.ranks, axis=1).mean(axis=1)[call] / self._count[call, rank]
+        count = self._times_as_many(part, rows)
         excess = {
             "pace": np.nan_to_num(own - theirs),
             "amount": np.where(self._is_common[rows], own * (1 - count), 0),
@@ -185,6 +187,14 @@ class PeerTable:
         cells, cell = np.unique(self.pieces.cell[rows], return_inverse=True)
         return rows, _median(np.delete(self._in_cell[:, cells], part.ranks, axis=0))[cell]
 
+    def _times_as_many(self, part: Part, rows: Int64) -> Float64:
+        """[num_rows] how many times as many pieces the ranks outside of the part have there, on average."""
+        call = self._call[rows]
+        calls, place = np.unique(call, return_inverse=True)
+        others = np.delete(self._count[calls], part.ranks, axis=1)
+        mean = np.nansum(others, axis=1) / np.maximum(np.isfinite(others).sum(axis=1), 1)
+        return np.asarray(mean[place] / self._count[call, self.pieces.rank[rows]], float)
+
     def _of_edges(self, rows: Int64, change: Float64) -> Float64:
         return np.bincount(self.pieces.edge[rows], change, self._num_edges).astype(float, copy=False)
 
@@ -199,7 +209,9 @@ class _Hosts:
         self._num_ranks = len(number)
         self._shared = [np.array([number[rank] for rank in ranks]) for ranks in shared_gpus(timeline.ranks)]
         self._rank = np.array([number[rank] for rank in schedule.rank.tolist()], np.int64)
-        calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch])
+        # What else joins ranks that no kernel does, such as the layers of a pipeline, is not on record.
+        island = graph.island[self._rank[gaps.launch]]
+        calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch], island)
         self._call = np.full(len(schedule.rank), -1)
         self._call[gaps.launch] = calls.group
         self._num_calls, self._stage, self._iteration = len(calls), schedule.stage, ends.of_launch
@@ -209,7 +221,9 @@ class _Hosts:
         self._are_hosts_known = all(doubt <= MAX_LAUNCH_NS for doubt in doubts)
         """Whether it is on record to a launch when hosts asked for their kernels."""
         ranks_of_call = _table(calls.group, self._rank[gaps.launch], np.ones(len(gaps)), self._shape) > 0
-        self._is_extra = (ranks_of_call.sum(axis=1) == 1)[calls.group] & (self._num_ranks > 1)
+        stage, _, island = calls.columns
+        num_peers = (graph.has_rank[stage] & (graph.island == island[:, None])).sum(axis=1)
+        self._is_extra = ((ranks_of_call.sum(axis=1) == 1) & (num_peers > 1))[calls.group]
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -335,10 +349,12 @@ def _beyond_turns(gaps: Float64) -> Float64:
     A GPU begins the kernels of several ranks in an order of its own, the next some us after the one before. That makes
     the others differ as well; of two ranks nothing says how much.
     """
-    ordered = np.sort(gaps, axis=1)  # nan comes last, and compares as false
-    least, second, longest = ordered[:, :1], ordered[:, -2:-1], ordered[:, -1:]
-    is_far = (gaps == longest) & (longest - least > _FAR * (second - least)) & (gaps.shape[1] > 2)
-    return np.where(is_far, gaps - np.median(ordered[:, :-1], axis=1, keepdims=True), 0.0)
+    ordered = np.sort(gaps, axis=1)  # nan, of ranks without such a call, comes last
+    row, count = np.arange(len(gaps)), np.isfinite(gaps).sum(axis=1)
+    least, second, longest = (ordered[row, np.maximum(place, 0)] for place in (0 * count, count - 2, count - 1))
+    ordered[row, np.maximum(count - 1, 0)] = np.nan
+    is_far = (longest - least > _FAR * (second - least)) & (count > 2)
+    return np.where(is_far[:, None] & (gaps == longest[:, None]), gaps - _median(ordered.T)[:, None], 0.0)
 
 
 def _table(row: Int64, column: Int64, value: npt.ArrayLike, shape: tuple[int, int]) -> Float64:

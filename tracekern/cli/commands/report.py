@@ -207,6 +207,8 @@ def _tables(findings: Findings) -> dict[str, Any]:
         return {}
     rings = [dataclasses.asdict(ring) for ring in findings.full_rings]
     always: dict[str, Any] = {"stages": findings.stages.as_dict(), "full_rings": rings}
+    if findings.groups:
+        always["groups"] = [dataclasses.asdict(group) for group in findings.groups]
     if findings.ring_fills:
         always["ring_fills"] = [dataclasses.asdict(fill) for fill in findings.ring_fills]
         always["dry_rings"] = [dataclasses.asdict(ring) for ring in findings.dry_rings]

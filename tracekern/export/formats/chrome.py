@@ -309,8 +309,9 @@ def _name(kind: EventType, launch: int, payload: int, launches: tuple[Launch, ..
 
 def _launch_arguments(launch: Launch, is_start_up: bool) -> str:
     key = f'"launch_key":{_json(launch.key)},' if launch.key else ""
+    of_group = f'"communicator":{_json(launch.members.label)},' if launch.members else ""
     start_up = '"start_up":1,' if is_start_up else ""
-    return f'"launch":{_json(f"{launch.name} #{launch.sequence}")},{key}{start_up}"epoch":{launch.epoch}'
+    return f'"launch":{_json(f"{launch.name} #{launch.sequence}")},{key}{of_group}{start_up}"epoch":{launch.epoch}'
 
 
 def _argument_formatter(fields: tuple[Field, ...], event: EventType, which: int) -> Callable[[int], str]:

@@ -1,11 +1,11 @@
 """Timeline -> Parquet (.parquet): a row for each span and mark, readable columns, for DuckDB, Polars and Spark.
 
 Columns: span (its number, which flows refer to; null for a mark), rank, node, track, kind, block, warp, role, sm,
-event, name (not the event's for host ranges and launches), class, ends_at, launch, launch_key, sequence, epoch,
-start_ns, end_ns, duration_ns, open, flow_sources (spans of the signals that ended this wait), flow_targets (spans of
-the waits that this signal ended), bytes (that the span moved or announced), the number of the warp group under the
-kernel's name for it, and one for each field that any event has. What a row does not have is null; an open span has no
-end.
+event, name (not the event's for host ranges and launches), class, ends_at, launch, launch_key, communicator (name or
+ranks of the group that the launch is of, where that is not all of the run), sequence, epoch, start_ns, end_ns,
+duration_ns, open, flow_sources (spans of the signals that ended this wait), flow_targets (spans of the waits that this
+signal ended), bytes (that the span moved or announced), the number of the warp group under the kernel's name for it,
+and one for each field that any event has. What a row does not have is null; an open span has no end.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _COLUMNS = frozenset(
     + (
         "launch",
         "launch_key",
+        "communicator",
         "sequence",
         "epoch",
         "start_ns",
@@ -146,6 +147,7 @@ class _TableMaker:
         tracks, events, launches = self._timeline.tracks, self._timeline.events, self._timeline.launches
         nodes = {rank.rank: rank.node for rank in self._timeline.ranks}
         roles, role_names = roles_of(self._timeline, rows)
+        groups = [launch.members.label if launch.members else "" for launch in launches]
         return {
             "rank": _numbers([track.rank for track in tracks], rows.track),
             "node": _texts([nodes.get(track.rank, "") for track in tracks], rows.track),
@@ -162,6 +164,7 @@ class _TableMaker:
             # Launch -1 is no launch: the empty name and the missing number at the end.
             "launch": _texts([*(launch.name for launch in launches), ""], rows.launch % (len(launches) + 1)),
             "launch_key": _texts([*(launch.key for launch in launches), ""], rows.launch % (len(launches) + 1)),
+            "communicator": _texts([*groups, ""], rows.launch % (len(launches) + 1)),
             "sequence": _numbers([*(launch.sequence for launch in launches), -1], rows.launch, missing=-1),
             "epoch": _numbers([*(launch.epoch for launch in launches), -1], rows.launch, missing=-1),
         }

@@ -238,11 +238,15 @@ def _launch_table_entry(
     def number(name: str, value: int) -> bytes:
         return interned_annotation(interner.iid(Interned.ANNOTATION_NAME, name), value=value)
 
-    text_iid = interner.iid(Interned.ANNOTATION_STRING, f"{launch.name} #{launch.sequence}", sequence)
-    which = interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch"), text_iid=text_iid)
+    def text(name: str, value: str) -> bytes:
+        text_iid = interner.iid(Interned.ANNOTATION_STRING, value, sequence)
+        return interned_annotation(interner.iid(Interned.ANNOTATION_NAME, name), text_iid=text_iid)
+
+    which = text("launch", f"{launch.name} #{launch.sequence}")
     if launch.key:
-        text_iid = interner.iid(Interned.ANNOTATION_STRING, launch.key, sequence)
-        which += interned_annotation(interner.iid(Interned.ANNOTATION_NAME, "launch_key"), text_iid=text_iid)
+        which += text("launch_key", launch.key)
+    if launch.members:
+        which += text("communicator", launch.members.label)
     if is_start_up:
         which += number("start_up", 1)
     shape = b"".join(number(name, value) for name, value in launch_shape(launch).items())

@@ -1,11 +1,11 @@
 """The iterations of a run: the launches of all ranks that belong together, and how long each took.
 
-A stage is a launch name. The number of iterations is the commonest number of launches a stage has, a stage launched k
-times as often belongs to each k times, and a stage launched any other number of times is set-up and belongs to none. Of
-equally common numbers it is the largest, or one above 1 that this is a multiple of. Where every stage has several
-launches in an epoch, as in calls by partitions, an iteration has as many. Launches that a flight recorder or a capture
-of each N-th launch did not keep are counted, and where the run did not come to its end, a stage may lack what it had
-still to do. A launch named `align` belongs to none, nor does a single barrier of the ranks ahead of all others.
+The number of iterations is the commonest number of launches a stage (stages.py) has, a stage launched k times as often
+belongs to each k times, and a stage launched any other number of times is set-up and belongs to none. Of equally common
+numbers it is the largest, or one above 1 that this is a multiple of. Where every stage has several launches in an
+epoch, as in calls by partitions, an iteration has as many. Launches that a flight recorder or a capture of each N-th
+launch did not keep are counted, and where the run did not come to its end, a stage may lack what it had still to do. A
+launch named `align` belongs to none, nor does a single barrier of the ranks ahead of all others.
 """
 
 from __future__ import annotations
@@ -13,56 +13,76 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from tracekern.dump.format import RANK_BARRIER
+from tracekern.dump.format import ALIGN, RANK_BARRIER
+from tracekern.timeline.facts.stages import CUT_SHORT, Stages
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Mask, Timeline
 from tracekern.timeline.table import Table
-
-_CUT_SHORT = ("open_span", "open_work", "salvaged", "running", "launch_not_recorded", "launch_lost")
-"""Problems of a capture whose last launches may be missing."""
 
 _FEW_CALLS = 8
 """At most so many calls come between the barrier ahead and the first that is recorded: one counts records, say."""
 
 
 class LaunchIterations:
-    """Which launch belongs to which iteration."""
+    """Which launch belongs to which iteration. Ranks that no kernels join are counted apart."""
 
     def __init__(self, timeline: Timeline) -> None:
-        step = math.gcd(*(launch.sequence for launch in timeline.launches)) or 1  # of a capture of each N-th launch
-        of_stage: dict[str, list[int]] = {}
-        for launch in timeline.launches:
-            of_stage.setdefault(launch.name, []).append(launch.sequence)
-        outside = {launch.name for launch in timeline.launches if launch.is_align}
-        self.stages = tuple(of_stage)
-        if len(self.stages) > 1 and self.stages[0] == RANK_BARRIER and not any(of_stage[RANK_BARRIER]):
-            outside.add(RANK_BARRIER)
-        is_cut = any(problem.kind in _CUT_SHORT for problem in timeline.problems)
-        lengths = {name: max(found) // step + 1 for name, found in of_stage.items() if name not in outside}
-        repeats = _launches_an_epoch(timeline, outside)
-        common = _of_most_ranks(timeline, outside)
-        times = dict.fromkeys(outside, 0) | _times_an_iteration(lengths, common, step, is_cut, repeats)
-        self.set_up_stages = tuple(name for name in self.stages if not times[name])
-        iteration = [
-            launch.sequence // times[launch.name] if times[launch.name] else -1 for launch in timeline.launches
+        launches, stages = timeline.launches, Stages(timeline)
+        step = math.gcd(*(launch.sequence for launch in launches)) or 1  # of a capture of each N-th launch
+        is_cut = any(problem.kind in CUT_SHORT for problem in timeline.problems)
+        calls = [
+            _Call(stage, launch.name, launch.rank, launch.sequence, launch.epoch)
+            for stage, launch in zip(stages.of_launch.tolist(), launches, strict=True)
         ]
-        kept = {number: idx for idx, number in enumerate(sorted({*iteration} - {-1}))}
+        place = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
+        island = stages.island[[place[launch.rank] for launch in launches]]
+        times, is_part = np.zeros(len(launches), np.int64), is_cut
+        for number in np.unique(island).tolist():
+            mine = np.flatnonzero(island == number)
+            own = [calls[idx] for idx in mine.tolist()]
+            times[mine] = _times_of_calls(own, step, is_cut)
+            is_part = is_part or any(min(found) > 0 for found in _sequences(own).values())
+        self.stages = stages.names
+        self.stage_of_launch = stages.of_launch
+        """[num_launches] index into `stages`."""
+        in_iterations = np.bincount(self.stage_of_launch, times > 0, len(self.stages)) > 0
+        self.set_up_stages = tuple(name for name, is_in in zip(self.stages, in_iterations, strict=True) if not is_in)
+        sequence = np.array([launch.sequence for launch in launches], np.int64)
+        iteration = np.where(times > 0, sequence // np.maximum(times, 1), -1)
+        kept = np.unique(iteration[iteration >= 0])
         self.count = len(kept)
         self.first_measured = 1 if self.count > 1 else 0
-        self.of_launch = np.array([kept.get(number, -1) for number in iteration], np.int32)
+        self.of_launch = np.where(iteration >= 0, np.searchsorted(kept, iteration), -1).astype(np.int32)
         """[num_launches] its iteration, -1: set-up."""
-        stage = {name: i for i, name in enumerate(self.stages)}
-        self.stage_of_launch = np.array([stage[launch.name] for launch in timeline.launches], np.int32)
         self.is_start_up = _is_start_up(timeline, self.of_launch)
         """[num_launches] Whether it is set-up and its rank had no launch of an iteration yet; or an `align`."""
         self.is_measured = self.of_launch >= self.first_measured
-        num_launches = np.bincount(self.of_launch[self.of_launch >= 0], minlength=self.count)
-        is_part = is_cut or any(min(found) > 0 for found in of_stage.values())
-        is_whole = (num_launches == num_launches.max(initial=0)) | (not is_part)
-        self.is_whole = is_whole & (step == 1 or max(times.values(), default=0) <= 1)  # else each lacks some of a stage
+        is_whole = _are_complete(self.of_launch, island, self.count) | (not is_part)
+        self.is_whole = is_whole & (step == 1 or int(times.max(initial=0)) <= 1)  # else each lacks some of a stage
         """[count] False for one that lacks launches: not kept, or never made."""
+
+
+class _Call(NamedTuple):
+    """What is counted of a launch."""
+
+    stage: int
+    kernel: str
+    rank: int
+    sequence: int
+    epoch: int
+
+
+def _are_complete(iteration: Int32, island: Int64, count: int) -> Mask:
+    """[count] whether no ranks that kernels join made fewer launches in an iteration than in others, but some."""
+    is_complete = np.ones(count, bool)
+    for number in np.unique(island).tolist():
+        mine = iteration[(island == number) & (iteration >= 0)]
+        num_launches = np.bincount(mine, minlength=count)
+        is_complete &= (num_launches == num_launches.max(initial=0)) | (num_launches == 0)
+    return is_complete
 
 
 def _is_start_up(timeline: Timeline, of_launch: Int32) -> Mask:
@@ -77,35 +97,57 @@ def _is_start_up(timeline: Timeline, of_launch: Int32) -> Mask:
     return np.asarray(is_align | (is_ahead & ~in_iteration), bool)
 
 
-def _launches_an_epoch(timeline: Timeline, outside: set[str]) -> int:
-    """How often every stage is launched in an epoch at least; 1 where epochs tell no calls apart.
+def _sequences(calls: list[_Call]) -> dict[int, list[int]]:
+    """Numbers of the calls of each stage, by first call."""
+    found: dict[int, list[int]] = {}
+    for call in calls:
+        found.setdefault(call.stage, []).append(call.sequence)
+    return found
 
-    They do where there are several, or where the one there is has just followed that of the barrier ahead.
+
+def _times_of_calls(calls: list[_Call], step: int, is_cut: bool) -> list[int]:
+    """[num_calls] how often each iteration has a call of its stage, 0: it belongs to none."""
+    sequences = _sequences(calls)
+    kernel = {call.stage: call.kernel for call in calls}
+    outside = {stage for stage, name in kernel.items() if name == ALIGN}
+    first = calls[0].stage
+    if len(sequences) > 1 and kernel[first] == RANK_BARRIER and not any(sequences[first]):
+        outside.add(first)
+    lengths = {stage: max(found) // step + 1 for stage, found in sequences.items() if stage not in outside}
+    inside = [call for call in calls if call.stage not in outside]
+    repeats = _calls_an_epoch(inside, {call.epoch for call in calls if call.stage in outside})
+    times = dict.fromkeys(outside, 0)
+    times |= _times_an_iteration(lengths, _of_most_ranks(inside), step, is_cut, repeats)
+    return [times[call.stage] for call in calls]
+
+
+def _calls_an_epoch(calls: list[_Call], ahead: set[int]) -> int:
+    """How often every stage is called in an epoch at least; 1 where epochs tell no calls apart.
+
+    They do where there are several, or where the one there is has just followed that of the barrier `ahead`.
     """
-    launches = [launch for launch in timeline.launches if launch.epoch and launch.name not in outside]
-    epochs = {launch.epoch for launch in launches}
-    ahead = {launch.epoch for launch in timeline.launches if launch.name in outside}
+    told = [call for call in calls if call.epoch]
+    epochs = {call.epoch for call in told}
     if len(epochs) < 2 and not any(0 < (one - before) % 2**32 <= _FEW_CALLS for one in epochs for before in ahead):
         return 1
-    return min(Counter((launch.name, launch.rank, launch.epoch) for launch in launches).values())
+    return min(Counter((call.stage, call.rank, call.epoch) for call in told).values())
 
 
-def _of_most_ranks(timeline: Timeline, outside: set[str]) -> set[str]:
-    """The stages that half as many ranks launch as that of most does: what few do tells nothing of all iterations."""
-    launched = {(launch.name, launch.rank) for launch in timeline.launches if launch.name not in outside}
-    num_ranks = Counter(name for name, _ in launched)
-    return {name for name, count in num_ranks.items() if 2 * count >= max(num_ranks.values())}
+def _of_most_ranks(calls: list[_Call]) -> set[int]:
+    """The stages that half as many ranks call as that of most does: what few do tells nothing of all iterations."""
+    num_ranks = Counter(stage for stage, _ in {(call.stage, call.rank) for call in calls})
+    return {stage for stage, count in num_ranks.items() if 2 * count >= max(num_ranks.values())}
 
 
 def _times_an_iteration(
-    lengths: dict[str, int], common: set[str], step: int, is_cut: bool, repeats: int
-) -> dict[str, int]:
+    lengths: dict[int, int], common: set[int], step: int, is_cut: bool, repeats: int
+) -> dict[int, int]:
     """How often each iteration launches a stage, 0: it belongs to none. is_cut: the last one may lack some.
 
     lengths: of each stage the number of its launches of which each `step`-th was kept. common: those that tell how many
     iterations there are. repeats: how often every stage is launched in an iteration.
     """
-    stages_of = Counter(-(-length // repeats) for name, length in lengths.items() if name in common)
+    stages_of = Counter(-(-length // repeats) for stage, length in lengths.items() if stage in common)
     most = max(stages_of.values(), default=0)
     count, *shorter = sorted((length for length in stages_of if stages_of[length] == most), reverse=True) or [1]
     for length in shorter:
@@ -113,7 +155,7 @@ def _times_an_iteration(
             count = length
     if is_cut and count + 1 in stages_of:
         count += 1
-    return {name: _times(length, count, step, int(is_cut)) for name, length in lengths.items()}
+    return {stage: _times(length, count, step, int(is_cut)) for stage, length in lengths.items()}
 
 
 def _times(length: int, count: int, step: int, may_lack: int) -> int:

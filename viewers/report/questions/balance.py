@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.questions.balance import Balance, WorkLoad, load_imbalance
+from tracekern.analysis.questions.balance import Balance, WorkLoad, load_imbalance, most_uneven
 from tracekern.formatting import count, duration, escape, percent, three_digits
 from tracekern.viewers.report.charts import heatmap, stacked_bars, time_scale
 from tracekern.viewers.report.frame import Answer, Figure, table
@@ -43,10 +43,10 @@ QUESTION = Question("balance", "Balance", "Is the load even?", draw, order=70)
 
 def _answer(findings: Findings) -> str:
     balance = findings.balance
-    busiest = max(balance.ranks, key=lambda load: load.busy_ns)
-    factor = load_imbalance(balance.ranks)
+    factor, busiest = most_uneven(balance.ranks, balance.joined)
+    of_group = " of its group" if len(balance.joined) > 1 else ""
     parts = [
-        f"The busiest rank, <b>rank {busiest.rank}</b>, works <b>{factor:.2f} x</b> as long as the mean"
+        f"The busiest rank, <b>rank {busiest.rank}</b>, works <b>{factor:.2f} x</b> as long as the mean{of_group}"
         if len(balance.ranks) > 1
         else f"Rank {busiest.rank} works {duration(busiest.busy_ns)} over all its warps"
     ]

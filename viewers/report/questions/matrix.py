@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.questions.group_waits import GroupWaits
 from tracekern.analysis.waits.matrix import WaitMatrix
 from tracekern.analysis.why.candidates import Candidate, CauseKind
-from tracekern.formatting import count, duration, escape, ranks, sentence
+from tracekern.formatting import count, duration, escape, number_ranges, percent, ranks, sentence
 from tracekern.viewers.report.charts import heatmap
 from tracekern.viewers.report.frame import Answer, Figure, table
 from tracekern.viewers.report.question import Question
@@ -14,6 +17,7 @@ from tracekern.viewers.report.verdict import charged, why_no_rank
 _ALONE = "There is one rank: it can wait only for itself."
 _MAX_NAMED = 8
 _MAX_FRAMED = 4
+_MAX_GROUPS = 3
 
 
 def draw(findings: Findings) -> Answer:
@@ -30,6 +34,8 @@ def draw(findings: Findings) -> Answer:
     named = [cause.candidate for cause in findings.answer.causes]
     body: list[str | Figure] = [_picture(matrix, named)]
     body += ["<h3>How long each rank made the others wait</h3>", _blame_table(findings)]
+    if findings.groups:
+        body += ["<h3>Waits within each group</h3>", _group_table(findings.groups)]
     aside = (
         "Each row is a waiting rank, each column the rank it waits for. A cell sums the waits of all warps, colours "
         "are logarithmic. The diagonal is waiting for warps of the same rank. Framed are the ranks and links that are "
@@ -39,6 +45,35 @@ def draw(findings: Findings) -> Answer:
 
 
 QUESTION = Question("matrix", "Matrix", "Who waits for whom?", draw, order=30)
+
+
+def describe_groups(groups: Sequence[GroupWaits]) -> str:
+    """Says how long the ranks of each group waited for each other, and for whom most."""
+    parts = []
+    for group in groups[:_MAX_GROUPS]:
+        whom = f", {percent(group.awaited_ns, group.wait_ns)} of it for rank {group.awaited}" if group.wait_ns else ""
+        parts.append(f"{_named(group)} waited {duration(group.wait_ns)} for each other{whom}")
+    rest = groups[_MAX_GROUPS:]
+    if rest:
+        parts.append(f"{count(len(rest), 'more group')}: {duration(sum(group.wait_ns for group in rest))}")
+    return "; ".join(parts)
+
+
+def _named(group: GroupWaits) -> str:
+    return f"{group.name} ({ranks(group.ranks)})" if group.name else group.label
+
+
+def _group_table(groups: Sequence[GroupWaits]) -> str:
+    rows = [
+        [
+            escape(group.name or "-"),
+            number_ranges(sorted(group.ranks)),
+            duration(group.wait_ns),
+            f"rank {group.awaited}, {percent(group.awaited_ns, group.wait_ns)}" if group.wait_ns else "-",
+        ]
+        for group in groups
+    ]
+    return table(["group", "ranks", "waits for each other", "most for"], rows, numbers=2)
 
 
 def _answer(findings: Findings) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,22 +39,27 @@ def draw(findings: Findings) -> Answer | None:
     left_out = sorted(set(matrix.rank.tolist()) - set(shown.rank.tolist()))
     aside = f"{_ASIDE} {escape(sentence(f'{ranks(left_out)} not drawn'))}" if left_out else _ASIDE
     body = (choice, "<h3>What each rank received</h3>", _rank_table(matrix))
-    return Answer(escape(sentence(describe_received(matrix))), body, aside)
+    return Answer(escape(sentence(describe_received(matrix, findings.balance.joined))), body, aside)
 
 
 QUESTION = Question("receive", "Receive", "What came from where?", draw, order=75)
 
 
-def describe_received(matrix: ReceiveMatrix) -> str:
-    """Says how many tokens came, for which expert most, which source was waited for most, and what copies took."""
+def describe_received(matrix: ReceiveMatrix, joined: Sequence[tuple[int, ...]]) -> str:
+    """Says how many tokens came, for which expert most, which source was waited for most, and what copies took.
+
+    joined: the ranks that kernels join, see joined_ranks().
+    """
     rank, local_expert = matrix.rows
     by_expert = matrix.grid(matrix.tokens).sum(axis=1)
     tokens, most = int(by_expert.sum()), int(by_expert.argmax())
     parts = [f"{count(tokens, 'token')} came for {count(len(rank), 'expert')}"]
     if tokens and len(rank) > 1:
+        beside = by_expert[np.isin(rank, next(ranks for ranks in joined if rank[most] in ranks))]
+        of_group = " of its group" if len(joined) > 1 else ""
         parts.append(
             f"local expert {local_expert[most]} of rank {rank[most]} got most: {by_expert[most]:,}, "
-            f"{factor(by_expert[most] * len(rank) / tokens)} the mean"
+            f"{factor(by_expert[most] / beside.mean())} the mean{of_group}"
         )
     by_source = matrix.grid(matrix.wait_ns).sum(axis=0)
     waited, latest = int(by_source.sum()), int(by_source.argmax())
