@@ -252,5 +252,5 @@ def assert_consistent(balance: Balance) -> None:
 
 def test_nothing_on_record():
     balance = analyze_balance(Timeline("ns", (), (), (), ()))
-    assert dataclasses.astuple(balance) == ((), (), (), 0, (), (), ())
+    assert dataclasses.astuple(balance) == ((), (), (), (), 0, (), (), ())
     assert math.isnan(load_imbalance(balance.ranks))

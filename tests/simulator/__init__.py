@@ -35,7 +35,7 @@ from simulator.cases import (
     SlowWork,
     SmallRing,
 )
-from simulator.run import Truth, simulate
+from simulator.run import Truth, simulate, simulate_groups
 
 __all__ = [
     "Case",
@@ -55,4 +55,5 @@ __all__ = [
     "SmallRing",
     "Truth",
     "simulate",
+    "simulate_groups",
 ]

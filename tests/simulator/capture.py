@@ -37,7 +37,7 @@ _ROWS = (
     ("signal_count", "signal", "completion", "count data slot", "peer:10 slot:22", ""),
     ("wait_count", "wait", "completion", "count data slot", "peer:10 slot:22", ""),
 )
-_EVENTS = json.dumps({"name": "SimulatedEvent", "events": [dict(zip(_KEYS, row, strict=True)) for row in _ROWS]})
+_EVENTS = {"name": "SimulatedEvent", "events": [dict(zip(_KEYS, row, strict=True)) for row in _ROWS]}
 _NUMBER = {row[0]: idx for idx, row in enumerate(_ROWS)}
 _FIELDS = {row[0]: [entry.split(":") for entry in row[4].split()] for row in _ROWS}
 _ROUND_TRIPS = 24
@@ -46,8 +46,10 @@ _PAIR_NS = 0.2e6
 """What the round trips of a pair take, one pair after the other: 512 ranks are through before the first kernel."""
 
 
-def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
-    """A dump for each rank."""
+def write_capture(
+    case: Case, run: Run, seed: int, directory: Path, groups: Mapping[int, Mapping[str, Any]] | None = None
+) -> None:
+    """A dump for each rank. groups: rank -> the communicator of its kernels; without, that of all ranks."""
     rng = np.random.default_rng([seed, 1 << 30])
     clocks = {rank: Clock.draw(rng) for rank in range(case.num_ranks)}
     last = max(kernel.end_ns for kernels in run.kernels.values() for kernel in kernels)
@@ -61,7 +63,8 @@ def write_capture(case: Case, run: Run, seed: int, directory: Path) -> None:
     for rank, clock in clocks.items():
         mine = samples[samples["initiator"] == rank]
         about = _metadata(case, rank, seed)
-        segment = _fill_segment(about, case.has_host_lane, clock, run.kernels[rank], records[rank], mine)
+        events = json.dumps(_EVENTS | ({"communicator": groups[rank]} if groups else {})).encode()
+        segment = _fill_segment(about, events, case.has_host_lane, clock, run.kernels[rank], records[rank], mine)
         try:
             write_dump(directory / fmt.dump_file_name(rank), segment)
         finally:
@@ -112,15 +115,19 @@ def _metadata(case: Case, rank: int, seed: int) -> dict[str, Any]:
 
 def _fill_segment(
     about: dict[str, Any],
+    events: bytes,
     has_host_lane: bool,
     clock: Clock,
     kernels: list[Kernel],
     records: list[Record],
     samples: np.ndarray,
 ) -> SegmentWriter:
-    """A segment as the rank leaves it. about: its metadata. records: by kernel and warp. The caller unlinks it."""
+    """A segment as the rank leaves it, which the caller unlinks.
+
+    about: its metadata. events: its kernels' table. records: by kernel and warp.
+    """
     counts = Counter((record.kernel, record.warp.number) for record in records)
-    plans = _plans(kernels, counts)
+    plans = _plans(events, kernels, counts)
     arena_bytes = sum(plan.region_bytes for plan in plans) + (1 << 16)
     segment = SegmentWriter.create(f"simulated-{os.getpid()}", about["rank"], about, arena_bytes, max(1, len(kernels)))
     rows, ends = _span_rows(clock, records), clock.ticks(np.array([record.end_ns for record in records]))
@@ -146,7 +153,7 @@ def _fill_segment(
     return segment
 
 
-def _plans(kernels: list[Kernel], counts: Mapping[tuple[int, int], int]) -> list[LaunchPlan]:
+def _plans(events: bytes, kernels: list[Kernel], counts: Mapping[tuple[int, int], int]) -> list[LaunchPlan]:
     """counts: how many records each kernel has of each of its warps."""
     sequences, plans = Counter[str](), []
     for number, kernel in enumerate(kernels):
@@ -160,7 +167,7 @@ def _plans(kernels: list[Kernel], counts: Mapping[tuple[int, int], int]) -> list
                 sequence=sequences[kernel.name],
                 epoch=1,
                 blocks=range(1),
-                events=_EVENTS.encode(),
+                events=events,
                 roles=b'["worker"]',
             )
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.capture import START_NS, write_capture
 from simulator.cases import Case
-from simulator.engine import Engine, Kernel, Run, TrueWait
+from simulator.engine import Engine, Kernel, Record, Run, TrueWait
 from simulator.programs import programs_of
 
 
@@ -39,6 +41,22 @@ def simulate(case: Case, seed: int, directory: Path) -> Truth:
     run = _run(case, seed)
     write_capture(case, run, seed, directory)
     return Truth(case, seed, directory, tuple(run.waits), dict(run.kernels))
+
+
+def simulate_groups(groups: Mapping[tuple[int, ...], Case], seed: int, directory: Path) -> Path:
+    """Runs a case in each group of ranks, side by side, and writes one capture of the world. Returns its directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    kernels, records = dict[int, list[Kernel]](), list[Record]()
+    for number, (ranks, case) in enumerate(groups.items()):
+        run = _run(dataclasses.replace(case, num_ranks=len(ranks)), seed + number)
+        kernels |= {ranks[own]: of_rank for own, of_rank in run.kernels.items()}
+        for record in run.records:
+            warp = record.warp._replace(rank=ranks[record.warp.rank])
+            records.append(dataclasses.replace(record, warp=warp))
+    world = dataclasses.replace(next(iter(groups.values())), num_ranks=len(kernels))
+    members = {rank: {"name": f"group {min(ranks)}", "ranks": list(ranks)} for ranks in groups for rank in ranks}
+    write_capture(world, Run(kernels, records, []), seed, directory, members)
+    return directory
 
 
 def _run(case: Case, seed: int) -> Run:
