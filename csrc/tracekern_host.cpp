@@ -17,9 +17,11 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "comm/fault.h"
 #include "comm/mutation.h"
@@ -99,6 +101,27 @@ std::string host_clock_id() {
     return machine_id().empty() ? "" : "host " + machine_id() + " " + std::to_string(found.st_ino);
 }
 
+std::string list_ranks(const tk_host_group& group) {
+    std::string ranks;
+    for (uint32_t i = 0; i < group.num_ranks; ++i) ranks += (i ? "," : "") + std::to_string(group.ranks[i]);
+    return "[" + ranks + "]";
+}
+
+// What an event table has of a group as `communicator` (tracekern/dump/event_table.py).
+struct Group {
+    std::string about;  // name and ranks; "": all of the run
+    uint32_t generation = 0;
+
+    static Group of(const tk_host_group* group) {
+        if (group == nullptr) return {};
+        return {"\"name\":" + quote(text_of(group->name)) + ",\"ranks\":" + list_ranks(*group), group->generation};
+    }
+    std::string add_to(std::string table) const {
+        const std::string end = ",\"communicator\":{" + about + ",\"generation\":" + std::to_string(generation) + "}}";
+        return about.empty() ? table : table.replace(table.size() - 1, 1, end);
+    }
+};
+
 std::string describe_clock(const tk_host_options& options) {
     const bool is_gpu = options.device != nullptr;
     const uint32_t step = is_gpu && options.clock_step ? options.clock_step : 1 << kShift;
@@ -135,9 +158,23 @@ std::string opening_metadata(const tk_host_options& options, const std::string& 
     add("directory", directory);
     add("command", command);
     json += ",\"host_time\":{\"id\":" + quote(host_clock_id()) + ",\"anchor_ns\":" + std::to_string(anchor_ns) + "}";
+    const std::string of_group = options.group ? ",\"world_ranks\":" + list_ranks(*options.group) +
+                                                     ",\"communicator\":" + quote(text_of(options.group->name))
+                                               : "";
     return json + ",\"fault_names\":{\"channels\":" + list(kCommChannelNames[0] + std::string(" grid")) +
            ",\"kernels\":[{\"first_stage\":0,\"stages\":" + list(text_of(options.stages)) +
-           ",\"channels\":" + list(text_of(options.channels)) + "}]}}";
+           ",\"channels\":" + list(text_of(options.channels)) + "}]" + of_group + "}}";
+}
+
+// Why this is no group of the rank; "" where it is one, or none is given.
+std::string wrong_group(const tk_host_group* group, const tk_host_options& options) {
+    if (group == nullptr) return "";
+    const std::set<uint32_t> known(group->ranks, group->ranks + group->num_ranks);
+    const bool is_group = known.size() == group->num_ranks && known.count(options.rank) != 0 &&
+                          *known.rbegin() < options.num_ranks && is_utf8(text_of(group->name));
+    return is_group ? ""
+                    : "group " + list_ranks(*group) + "; wanted ranks below " + std::to_string(options.num_ranks) +
+                          ", each once, " + std::to_string(options.rank) + " among them";
 }
 
 // Throws what tk_host_error() then says.
@@ -163,6 +200,8 @@ tk_host_options check(const tk_host_options* given) {
     require(
         options.rank < options.num_ranks,
         "rank " + std::to_string(options.rank) + " of " + std::to_string(options.num_ranks) + "; wanted a rank below");
+    const std::string wrong = wrong_group(options.group, options);
+    require(wrong.empty(), wrong);
     require(options.max_bytes >> 40 == 0, "max_bytes " + std::to_string(options.max_bytes) + "; wanted less than 2^40");
     return options;
 }
@@ -209,7 +248,8 @@ thread_local std::string last_error;
 }  // namespace
 
 struct tk_host {
-    explicit tk_host(const tk_host_options* given) : options_(check(given)), is_gpu_(options_.device != nullptr) {
+    explicit tk_host(const tk_host_options* given)
+        : options_(check(given)), is_gpu_(options_.device != nullptr), group_(Group::of(options_.group)) {
         const std::string metadata = opening_metadata(options_, find_directory(options_), anchor_.ns);
         SegmentHeader header = {};
         header.pid = static_cast<uint32_t>(getpid());
@@ -256,7 +296,8 @@ struct tk_host {
         const uint64_t num_tracks = uint64_t{kernel.blocks} * kernel.warps;
         const uint64_t headers_bytes = sizeof(LaunchDescriptor) + num_tracks * sizeof(TrackHeader);
         const uint64_t bytes = headers_bytes + align_up(num_tracks * options_.records_per_track * sizeof(WideRecord));
-        const Text events = store(text_of(kernel.events)), roles = store(list(text_of(kernel.roles)));
+        const Group group = kernel.group ? Group::of(kernel.group) : group_;
+        const Text events = store(group.add_to(text_of(kernel.events))), roles = store(list(text_of(kernel.roles)));
         const bool has_entry = header().num_launches < header().launches_capacity &&
                                launches_.reach(lock_, (header().num_launches + 1) * sizeof(LaunchEntry));
         const uint64_t at = has_entry && events.offset && roles.offset ? allocate_region(bytes) : 0;
@@ -277,7 +318,7 @@ struct tk_host {
         entry->roles_bytes = roles.bytes;
         select_all(*descriptor, kernel);
         select_all(*entry, kernel);
-        name(*entry, kernel, epoch);
+        name(*entry, kernel, group, epoch);
         // Last: who reads the segment from outside finds no half-written entry.
         __atomic_store_n(&header().num_launches, header().num_launches + 1, __ATOMIC_RELEASE);
         return reinterpret_cast<uint64_t>(descriptor) | static_cast<uint64_t>(RecordFormat::span);
@@ -369,7 +410,7 @@ private:
         require(is_published, why + (lock_ < 0 ? "" : "; each run needs a name that none had before"));
     }
 
-    static std::string find_wrong(const tk_host_kernel& kernel) {
+    std::string find_wrong(const tk_host_kernel& kernel) const {
         const std::string name = text_of(kernel.name), events = text_of(kernel.events);
         const std::string what = "launch " + quote(name) + ": ";
         if (name.empty() || name.size() >= sizeof(LaunchEntry::name) || !is_utf8(name)) {
@@ -379,7 +420,9 @@ private:
             return what + std::to_string(kernel.blocks) + " blocks of " + std::to_string(kernel.warps) + " warps";
         }
         const bool is_table = events.rfind("{\"name\":", 0) == 0 && events.back() == '}' && is_utf8(events);
-        return is_table ? "" : what + "events are not what describe_events() returns";
+        if (!is_table) return what + "events are not what describe_events() returns";
+        const std::string wrong = wrong_group(kernel.group, options_);
+        return wrong.empty() ? "" : what + wrong;
     }
 
     // Offset of so many bytes of the arena; 0: no room.
@@ -415,13 +458,14 @@ private:
         launch.event_mask = ~uint64_t{0};
         launch.role_mask = ~uint32_t{0};
     }
-    void name(LaunchEntry& entry, const tk_host_kernel& kernel, uint32_t epoch) {
+    // Launches of a name are counted by group, whichever of its communicators they are of.
+    void name(LaunchEntry& entry, const tk_host_kernel& kernel, const Group& group, uint32_t epoch) {
         const std::string key = text_of(kernel.key);
         std::strncpy(entry.name, kernel.name, sizeof(entry.name) - 1);
         std::strncpy(entry.key, is_utf8(key) ? key.c_str() : "", sizeof(entry.key) - 1);
         entry.stream = kernel.stream;
         entry.epoch = epoch;
-        entry.sequence = num_launches_[kernel.name]++;
+        entry.sequence = num_launches_[{kernel.name, group.about}]++;
         entry.launch_idx = entry.order = static_cast<uint32_t>(header().num_launches);
         entry.host_ns = static_cast<uint64_t>(monotonic_ns() + anchor_.ns);
     }
@@ -434,15 +478,16 @@ private:
         }
     }
 
-    const tk_host_options options_;  // of its texts only `run`, while it opens
+    const tk_host_options options_;  // what it points to is read while it opens only
     const bool is_gpu_;
+    const Group group_;
     const Anchor anchor_ = Anchor::read();
     char* memory_ = nullptr;
     int lock_ = -1;  // the file, open as long as this is its owner
     Part launches_, samples_, arena_;
     std::mutex mutex_;
     std::map<std::string, Text> texts_;
-    std::map<std::string, uint32_t> num_launches_;
+    std::map<std::pair<std::string, std::string>, uint32_t> num_launches_;
 };
 
 extern "C" {

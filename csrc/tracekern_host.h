@@ -19,6 +19,14 @@ extern "C" {
 
 typedef struct tk_host tk_host;
 
+/* Whose ranks kernels count, where these are some of the run's: their number is what its kernels call a rank. */
+typedef struct tk_host_group {
+    const char* name;      /* (none) */
+    uint32_t generation;   /* which of the communicators that the program makes of these ranks, one after the other */
+    const uint32_t* ranks; /* of the run */
+    uint32_t num_ranks;
+} tk_host_group;
+
 typedef struct tk_host_options {
     const char* directory; /* of the capture, the same on all ranks */
     const char* run;       /* the same on all ranks, and none had it before: letters, digits, '-' and '_' */
@@ -29,6 +37,7 @@ typedef struct tk_host_options {
     uint32_t max_launches;      /* (4096) */
     const char* stages;         /* names of kernels in fault records, from CommArgs::first_stage 0 on (none) */
     const char* channels;       /* names of channels there, from kFirstOwnChannel on (none) */
+    const tk_host_group* group; /* of fault records, and of kernels that name none (all of the run) */
     /* A GPU. NULL: the kernels run on the CPU backend, with the host's clock. */
     const char* device;   /* its name */
     const char* clock_id; /* equal for ranks of one GPU, such as its UUID */
@@ -43,6 +52,7 @@ typedef struct tk_host_kernel {
     const char* roles;  /* (none) */
     const char* key;    /* of this launch: a layer, a step (none) */
     int64_t stream;
+    const tk_host_group* group; /* (that of the options) */
 } tk_host_kernel;
 
 tk_host* tk_host_open(const tk_host_options* options);

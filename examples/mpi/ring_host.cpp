@@ -1,12 +1,16 @@
 // Ranks without Python that send tokens around the ring of examples/ring, and record it by tracekern_host.h.
 //
-//   ring_host [-o DIR] [--slow RANK] [--calls N] [--timeout SECONDS]
+//   ring_host [-o DIR] [--slow RANK] [--calls N] [--timeout SECONDS] [--rings N]
+//
+// With --rings N there is a ring of every N-th rank, and the capture is told which ranks these are.
 //
 // g++ builds it for the CPU backend, `nvcc -x cu` for GPUs; README.md has the commands. Exits with 0 where this rank
 // received what was sent to it.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #ifdef __CUDACC__
     #include "device_cuda.h"
@@ -30,6 +34,7 @@ struct Options {
     int slow = -1;
     uint32_t calls = 4;
     uint64_t timeout_s = 20;
+    uint32_t rings = 1;
 };
 
 Options parse(int count, char** words) {
@@ -46,8 +51,10 @@ Options parse(int count, char** words) {
             options.calls = static_cast<uint32_t>(std::atoi(value));
         } else if (name == "--timeout") {
             options.timeout_s = static_cast<uint64_t>(std::atoi(value));
+        } else if (name == "--rings") {
+            options.rings = std::max(1, std::atoi(value));
         } else {
-            throw std::runtime_error(std::string(name) + ": wanted -o, --slow, --calls or --timeout");
+            throw std::runtime_error(std::string(name) + ": wanted -o, --slow, --calls, --timeout or --rings");
         }
     }
     return options;
@@ -57,11 +64,20 @@ uint32_t token_word(uint32_t rank, uint32_t call, uint32_t word) {
     return (call << 8 | rank) << 16 | word;
 }
 
-RingArgs ring_args(Device& device, Place place, const Options& options, tk_host* host) {
+// The ranks of this one's ring, in their order.
+std::vector<uint32_t> find_ring(Place place, uint32_t num_rings) {
+    std::vector<uint32_t> ranks;
+    for (uint32_t rank = place.rank % num_rings; rank < place.num_ranks; rank += num_rings) ranks.push_back(rank);
+    return ranks;
+}
+
+RingArgs ring_args(
+    Device& device, Place place, const std::vector<uint32_t>& ring, const Options& options, tk_host* host) {
     RingArgs args{};
     args.comm = device.comm;
-    args.comm.rank = place.rank;
-    args.comm.num_ranks = place.num_ranks;
+    args.comm.rank = place.rank / options.rings;
+    args.comm.num_ranks = static_cast<uint32_t>(ring.size());
+    for (size_t peer = 0; peer < ring.size(); ++peer) args.comm.heap[peer] = device.comm.heap[ring[peer]];
     args.comm.timeout_ticks = options.timeout_s * 1'000'000'000;
     args.comm.fault = static_cast<FaultRecord*>(tk_host_fault(host));
     args.slots = kSlotsAt;
@@ -76,8 +92,9 @@ RingArgs ring_args(Device& device, Place place, const Options& options, tk_host*
 }
 
 // Runs the calls. Returns whether this rank received in each what the one before it sent.
-bool send_around(Device& device, Place place, const Options& options, tk_host* host) {
-    RingArgs args = ring_args(device, place, options, host);
+bool send_around(
+    Device& device, Place place, const std::vector<uint32_t>& ring, const Options& options, tk_host* host) {
+    RingArgs args = ring_args(device, place, ring, options, host);
     const std::string events = describe_events<RingEvent>();
     tk_host_kernel kernel{};
     kernel.name = "ring";
@@ -85,7 +102,7 @@ bool send_around(Device& device, Place place, const Options& options, tk_host* h
     kernel.warps = kWarps;
     kernel.events = events.c_str();
     kernel.roles = "send receive";
-    const uint32_t previous = (place.rank + place.num_ranks - 1) % place.num_ranks;
+    const uint32_t previous = ring[(args.comm.rank + ring.size() - 1) % ring.size()];
     bool is_right = true;
     for (args.call = 1; args.call <= options.calls; ++args.call) {
         for (uint32_t i = 0; i < kWords; ++i)
@@ -96,7 +113,7 @@ bool send_around(Device& device, Place place, const Options& options, tk_host* h
         device.synchronize();
         if (args.comm.fault->cause) {
             throw std::runtime_error("call " + std::to_string(args.call) + " gave up on rank " +
-                                     std::to_string(args.comm.fault->peer));
+                                     std::to_string(ring[args.comm.fault->peer]));
         }
         for (uint32_t i = 0; i < kWords; ++i) is_right &= args.received[i] == token_word(previous, args.call, i);
     }
@@ -115,6 +132,10 @@ bool run(Place place, const Options& options) {
     about.num_ranks = place.num_ranks;
     about.stages = "ring";
     about.channels = "tail credit arrival";
+    const std::vector<uint32_t> ring = find_ring(place, options.rings);
+    const std::string ring_name = "ring " + std::to_string(ring[0]);
+    const tk_host_group group{ring_name.c_str(), 0, ring.data(), static_cast<uint32_t>(ring.size())};
+    if (options.rings > 1) about.group = &group;
     device.describe(about);
     const std::unique_ptr<tk_host, decltype(&tk_host_close)> host(tk_host_open(&about), tk_host_close);
     if (!host) throw std::runtime_error(tk_host_error());
@@ -123,7 +144,7 @@ bool run(Place place, const Options& options) {
     device.attach(host.get());
     device.sample_clocks(host.get(), 0);
     board.barrier();  // no credit is returned before all begin full
-    const bool is_right = send_around(device, place, options, host.get());
+    const bool is_right = send_around(device, place, ring, options, host.get());
     device.sample_clocks(host.get(), 1);
     device.detach();
     return is_right;

@@ -85,6 +85,38 @@ def test_a_slow_rank_is_named_by_what_hosts_without_python_left(tmp_path, progra
     assert np.all(samples["t0"] <= samples["t3"])
 
 
+def test_rings_of_some_of_the_ranks_are_named_by_their_ranks_in_the_run(tmp_path, program, command_line):
+    directory = tmp_path / "rings"
+    command = [EXAMPLE / "start.sh", "4", program, "--rings", "2", "--timeout", "60", "-o", directory]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = command_line("salvage", re.search(r"tracekern salvage (\S+)", done.stdout)[1])
+    assert told.returncode == 0, told.stderr
+    timeline = load(directory)
+    assert timeline.problems == ()
+    rank = timeline.track_ranks()[timeline.spans.track]
+    pairs = {*zip(rank[timeline.flows.signal].tolist(), rank[timeline.flows.wait].tolist(), strict=True)}
+    assert {pair for pair in pairs if pair[0] != pair[1]} == {(0, 2), (2, 0), (1, 3), (3, 1)}
+    members = {(launch.rank, launch.members.name, launch.members.ranks) for launch in timeline.launches}
+    assert members == {(rank, f"ring {rank % 2}", (rank % 2, rank % 2 + 2)) for rank in range(4)}
+    assert sorted(launch.sequence for launch in timeline.launches) == sorted([*range(4)] * 4)
+
+
+def test_a_rank_of_a_ring_that_does_not_come_is_named_by_its_rank_in_the_run(tmp_path, program, run_id):
+    options = ("--rings", 2, "--slow", 3, "--calls", 10_000, "--timeout", 1, "-o", tmp_path / "ring")
+    ranks = [start(program, run_id, *options, rank=f"RANK={rank} WORLD_SIZE=4") for rank in range(4)]
+    time.sleep(1.0)
+    ranks[3].send_signal(signal.SIGKILL)
+    said = [ended(rank) for rank in ranks[1::2]]
+    for rank in ranks[::2]:
+        rank.kill()
+        ended(rank)
+    assert re.fullmatch(r"rank 1: call \d+ gave up on rank 3\n", said[0][1]), said
+    salvage_run(run_id)
+    fault = read_dump(tmp_path / "ring" / "rank_00001.tkdump").metadata["fault_text"]
+    assert re.match(r"rank 1 ring of ring 1 block \d+ warp \d+ gave up on rank 3 after 1.\d+ s", fault), fault
+
+
 def test_a_rank_that_is_killed_leaves_what_it_had_recorded(tmp_path, program, run_id, command_line):
     options = ("--slow", 1, "--calls", 10_000, "--timeout", 5, "-o", tmp_path / "ring")
     ranks = [start(program, run_id, *options, rank=f"RANK={rank} WORLD_SIZE=2") for rank in range(2)]
