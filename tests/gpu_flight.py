@@ -345,7 +345,7 @@ def refusals() -> int:
     torch.cuda.set_device(0)
     facts = collect_facts(1 << 20)
     found: dict[str, Any] = {"name": facts.name, "driver": facts.driver_version, "free": facts.free_bytes}
-    found["verdict"] = [judge([facts]).refusal, *judge([facts]).warnings]
+    found["verdict"] = [judge({0: facts}).refusal, *judge({0: facts}).warnings]
     found["reachable"] = dict(facts.reachable)
     try:
         Communicator(Group(0, 1), 1 << 50, 1.0, "cuda")

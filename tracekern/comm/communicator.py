@@ -170,7 +170,7 @@ class Communicator:
             clock_seed=seed,
             clock_t0_ns=t0_ns,
         )
-        self.device = CpuDevice(self.native, self._heap, seed)
+        self.device = CpuDevice(self.native, self._heap, self.group.world_ranks, seed)
 
     def add_kernels(
         self,

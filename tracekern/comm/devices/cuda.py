@@ -35,8 +35,9 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
 
     is_resident = isinstance(group, ResidentGroup)
     own_facts = dataclasses.replace(collect_facts(num_bytes), is_resident=is_resident)
-    facts = [GpuFacts(**theirs) for theirs in group.all_gather(dataclasses.asdict(own_facts), "the opening of GPUs")]
-    verdict = judge(facts)
+    told = group.all_gather(dataclasses.asdict(own_facts), "the opening of GPUs")
+    facts = [GpuFacts(**theirs) for theirs in told]
+    verdict = judge(dict(zip(group.world_ranks, facts, strict=True)))
     if verdict.refusal:
         raise BadInput(verdict.refusal)
     for text in verdict.warnings if group.rank == 0 else ():
@@ -49,11 +50,11 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
     except RuntimeError as error:
         full = "out of memory" in str(error)
         now = collect_facts(num_bytes)
-        problem = out_of_memory(group.rank, now) if full else f"rank {group.world_rank}: symmetric heap: {error}"
+        problem = out_of_memory(group.world_rank, now) if full else f"rank {group.world_rank}: symmetric heap: {error}"
     group.refuse_together(problem)
     group.refuse_together(_map_peers(group, native, by_descriptor))
     stream = torch.cuda.current_stream() if is_resident else None
-    return native, CudaDevice(native, range(group.num_ranks), verdict.note, stream)
+    return native, CudaDevice(native, group.world_ranks, verdict.note, stream)
 
 
 def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:

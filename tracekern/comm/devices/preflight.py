@@ -6,7 +6,7 @@ Each line of a verdict says what is wrong and what to do. tracekern/comm/devices
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tracekern.comm import heap as symmetric_heap
@@ -86,13 +86,13 @@ def why_only_compiled() -> str:
     return "this torch is for AMD GPUs, for which kernels are only compiled so far" if is_rocm else ""
 
 
-def judge(facts: Sequence[GpuFacts]) -> Preflight:
-    """Returns the verdict, which is the same on every rank. facts: of all ranks, by rank."""
-    offers = [symmetric_heap.Offer(own.node, own.reach, own.heap_bytes) for own in facts]
+def judge(facts: Mapping[int, GpuFacts]) -> Preflight:
+    """Returns the verdict, which is the same on every rank. facts: of all, by the run's rank."""
+    offers = [symmetric_heap.Offer(own.node, own.reach, own.heap_bytes) for own in facts.values()]
     refusals = (
         _old_driver(facts),
-        *(f"rank {rank}: {own.error}" for rank, own in enumerate(facts) if own.error),
-        symmetric_heap.refusal(offers, range(len(facts))),
+        *(f"rank {rank}: {own.error}" for rank, own in facts.items() if own.error),
+        symmetric_heap.refusal(offers, tuple(facts)),
         _different(facts),
         _cannot_share(facts),
         _out_of_memory(facts),
@@ -100,14 +100,14 @@ def judge(facts: Sequence[GpuFacts]) -> Preflight:
     return Preflight(next((text for text in refusals if text), ""), tuple(_warnings(facts)), _note(facts))
 
 
-def _note(facts: Sequence[GpuFacts]) -> str:
-    if facts[0].is_resident:
+def _note(facts: Mapping[int, GpuFacts]) -> str:
+    if _first(facts).is_resident:
         return f"{len(facts)} ranks resident on one GPU: they share its SMs and memory, and nothing crosses a link"
     return "ranks share GPUs and take turns: order and coverage, never GPU durations" if _shared(facts) else ""
 
 
-def _old_driver(facts: Sequence[GpuFacts]) -> str:
-    for rank, own in enumerate(facts):
+def _old_driver(facts: Mapping[int, GpuFacts]) -> str:
+    for rank, own in facts.items():
         # An older driver supports a newer runtime of the same major version only.
         if own.driver_version // 1000 < own.runtime_version // 1000:
             serves = f"serves CUDA {_version(own.driver_version)}" if own.driver_version else "is missing"
@@ -118,22 +118,20 @@ def _old_driver(facts: Sequence[GpuFacts]) -> str:
     return ""
 
 
-def _different(facts: Sequence[GpuFacts]) -> str:
-    first = facts[0]
-    for rank, own in enumerate(facts):
+def _different(facts: Mapping[int, GpuFacts]) -> str:
+    first = _first(facts)
+    for rank, own in facts.items():
         if own.name != first.name:
-            return (
-                f"rank 0 has a {first.name}, rank {rank} a {own.name}; these kernels want equal GPUs: choose them with "
-                "CUDA_VISIBLE_DEVICES"
-            )
+            both = f"rank {next(iter(facts))} has a {first.name}, rank {rank} a {own.name}"
+            return f"{both}; these kernels want equal GPUs: choose them with CUDA_VISIBLE_DEVICES"
     return ""
 
 
-def _cannot_share(facts: Sequence[GpuFacts]) -> str:
-    for rank, own in enumerate(facts):
+def _cannot_share(facts: Mapping[int, GpuFacts]) -> str:
+    for rank, own in facts.items():
         if len(facts) > 1 and own.is_mig:
             return f"rank {rank} has a MIG slice ({own.name}), which no peer reaches; run `nvidia-smi -mig 0`"
-        for peer, theirs in enumerate(facts):
+        for peer, theirs in facts.items():
             if own.bus_id != theirs.bus_id and not own.reachable.get(theirs.bus_id, True):
                 return (
                     f"rank {rank}: GPU {own.bus_id} cannot reach rank {peer}'s GPU {theirs.bus_id}; see "
@@ -142,17 +140,17 @@ def _cannot_share(facts: Sequence[GpuFacts]) -> str:
     return ""
 
 
-def _shared(facts: Sequence[GpuFacts]) -> dict[str, list[int]]:
+def _shared(facts: Mapping[int, GpuFacts]) -> dict[str, list[int]]:
     """Returns, by bus id, the ranks of each GPU that several ranks use."""
     ranks_of: dict[str, list[int]] = {}
-    for rank, own in enumerate(facts):
+    for rank, own in facts.items():
         ranks_of.setdefault(own.bus_id, []).append(rank)
     return {bus_id: ranks for bus_id, ranks in ranks_of.items() if len(ranks) > 1 and bus_id}
 
 
-def _out_of_memory(facts: Sequence[GpuFacts]) -> str:
+def _out_of_memory(facts: Mapping[int, GpuFacts]) -> str:
     shared = _shared(facts)
-    for rank, own in enumerate(facts):
+    for rank, own in facts.items():
         num_heaps = len(shared.get(own.bus_id, [rank]))
         if num_heaps * own.heap_bytes > own.free_bytes:
             return out_of_memory(rank, own, num_heaps)
@@ -169,11 +167,11 @@ def out_of_memory(rank: int, own: GpuFacts, num_heaps: int = 1) -> str:
     )
 
 
-def _warnings(facts: Sequence[GpuFacts]) -> list[str]:
+def _warnings(facts: Mapping[int, GpuFacts]) -> list[str]:
     warnings = [
         f"ranks {', '.join(map(str, ranks))} share GPU {bus_id}: kernels that wait for each other take turns on it"
         for bus_id, ranks in _shared(facts).items()
-        if not facts[0].is_resident
+        if not _first(facts).is_resident
     ]
     if _any(facts, "has_mps"):
         warnings.append(
@@ -192,8 +190,12 @@ def _warnings(facts: Sequence[GpuFacts]) -> list[str]:
     return warnings
 
 
-def _any(facts: Sequence[GpuFacts], key: str) -> list[int]:
-    return [rank for rank, own in enumerate(facts) if getattr(own, key)]
+def _first(facts: Mapping[int, GpuFacts]) -> GpuFacts:
+    return next(iter(facts.values()))
+
+
+def _any(facts: Mapping[int, GpuFacts], key: str) -> list[int]:
+    return [rank for rank, own in facts.items() if getattr(own, key)]
 
 
 def _version(number: int) -> str:
