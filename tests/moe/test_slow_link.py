@@ -74,6 +74,7 @@ def test_a_run_with_a_slow_link_is_on_the_cpu_and_its_work_says_so():
     assert options.is_for_cpu
     assert not place(options).is_resident
     assert {"slow_link": 0.5, "nodes": 2}.items() <= options.workload.items()
+    assert "nodes" not in MoeRun(**SMALL, variant="two_hop", slow_link=0.5).workload, "the kernels' table says how many"
 
 
 def test_nodes_are_those_of_the_link_where_the_variant_has_none(command_line):

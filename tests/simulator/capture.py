@@ -98,7 +98,7 @@ def _metadata(case: Case, rank: int, seed: int) -> dict[str, Any]:
         "run_id": f"simulated_{seed}",
         "rank": rank,
         "num_ranks": case.num_ranks,
-        "node": f"node {case.node(rank)}",
+        "node": f"node-{case.node(rank)}",
         "pid": 1000 + rank,
         "created": "2026-01-01T00:00:00+00:00",
         "tracekern": "0.1.0",

@@ -122,7 +122,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
         command=str(about.get("command", "")),
         device=_describe_device(timeline),
         backend=" + ".join(sorted({rank.backend for rank in timeline.ranks})),
-        nodes=tuple(sorted({rank.node for rank in timeline.ranks})),
+        nodes=tuple(sorted({rank.metadata.get("node", rank.node) for rank in timeline.ranks})),
         shape={
             "ranks": len(timeline.ranks),
             "iterations": statistics.num_iterations,

@@ -28,6 +28,7 @@ from tracekern.timeline.join.engine_peers import name_peers
 from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.join.host_lanes import HostLane, add_lanes, read_lanes
 from tracekern.timeline.join.members import name_world_ranks
+from tracekern.timeline.join.nodes import name_nodes
 from tracekern.timeline.model import LOSS_KINDS, OPEN_END, ClockFit, Int32, Int64, Problem, Timeline, TrackKind
 
 _DECODE_THREADS = 2
@@ -60,7 +61,7 @@ def load(
     beside = [*_check_run(dumps, partial), *_attempts(dumps)]
     lanes, outside = read_lanes(dumps, host)
     samples = np.concatenate([np.empty(0, CLOCK_SAMPLE), *(dump.clock_samples() for dump in dumps)])
-    pieces = name_world_ranks(_decode(dumps))
+    pieces = name_nodes(name_world_ranks(_decode(dumps)))
     pieces = _fit_clocks(pieces, samples, unaligned)
     timeline = _join_lanes(pieces, lanes, [*beside, *outside])
     timeline = _join_flows(timeline)

@@ -252,6 +252,7 @@ class Rank:
 
     rank: int
     node: str
+    """Equal for ranks of one node and for no others. Made of the host name, metadata["node"]: see join/nodes.py."""
     device: str
     backend: str
     state: str  # "closed" | "salvaged" | "running" when this was taken
@@ -270,7 +271,7 @@ class Rank:
     @property
     def machine(self) -> str:
         """Equal for ranks of one machine, which share its time, whatever their containers call it."""
-        return str(self.metadata.get("machine") or self.node)
+        return str(self.metadata.get("machine") or self.metadata.get("node", self.node))
 
     @property
     def resolution_ns(self) -> float:
@@ -485,7 +486,7 @@ class Timeline:
 
     def on_same_node(self, one: Int32, other: Int32) -> Mask:
         """[n] True where two ranks share a node."""
-        names = {rank.rank: rank.machine for rank in self.ranks}
+        names = {rank.rank: rank.node for rank in self.ranks}
         number = np.zeros(max(names, default=-1) + 1, np.int64)
         number[list(names)] = np.unique(list(names.values()), return_inverse=True)[1]
         same: Mask = number[one] == number[other]

@@ -102,6 +102,12 @@ class EventSummary:
 class RankSummary:
     rank: int
     node: str
+    host: str
+    """Host name, by which a node is called."""
+    machine: str
+    """Boot id of the running kernel; "" in older dumps."""
+    nics: tuple[str, ...]
+    """Provider and address, or name, of the network interfaces that its transfer engines used."""
     device: str
     backend: str
     state: str  # "closed" | "salvaged": its process died and the launcher kept what it had written | "running"
@@ -198,6 +204,9 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
     return RankSummary(
         rank=rank,
         node=about.node,
+        host=str(about.metadata.get("node", about.node)),
+        machine=str(about.metadata.get("machine", "")),
+        nics=_nics(timeline, rank),
         device=about.device,
         backend=about.backend,
         state=about.state,
@@ -221,6 +230,12 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         clock_of_rank=int(clocks_of_ranks(timeline.ranks)[rank]),
         events=_events(timeline, rank, counts),
     )
+
+
+def _nics(timeline: Timeline, rank: int) -> tuple[str, ...]:
+    """What follows the number in the names of its engines' tracks: "domain 0 tcp 10.0.0.1"."""
+    roles = {track.role for track in timeline.tracks if track.rank == rank and track.kind is TrackKind.ENGINE}
+    return tuple(sorted({role.split(maxsplit=2)[-1] for role in roles if role.startswith("domain ")}))
 
 
 def _events(timeline: Timeline, rank: int, counts: SpanCounts) -> tuple[EventSummary, ...]:

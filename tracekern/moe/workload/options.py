@@ -230,6 +230,8 @@ class MoeRun:
             settings |= {"late_rank": self.late_rank, "late_us": self.late_us}
         if self.slow_link is not None:
             settings |= {"slow_link": self.slow_link, "nodes": self.num_link_nodes}
+            if not settings["nodes"]:
+                del settings["nodes"]  # the kernels choose, and their table says it
         options = FAMILY_OF[self.variant].options_of(self.variant) if self.variant in FAMILY_OF else []
         chosen = {option.name: option.setting(self.family_options.get(option.name, 0)) for option in options}
         return settings | {name: value for name, value in chosen.items() if value}
