@@ -15,10 +15,11 @@ from wait_oracle import Wait, any_runs, oracle
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.analysis.waits.analyze import CLASSES, Waits, analyze_waits, named_peers, overtaken
+from tracekern.analysis.waits.analyze import CLASSES, Waits, analyze_waits, overtaken
 from tracekern.analysis.waits.edges import NEVER
 from tracekern.errors import BadInput
 from tracekern.timeline.facts.open_spans import known_ends
+from tracekern.timeline.facts.span_facts import named_peers
 from tracekern.timeline.model import OPEN_END, EventClass, Flows, Timeline
 
 

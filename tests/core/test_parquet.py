@@ -96,6 +96,7 @@ def test_columns_read_well(tmp_path: Path):
         "launch": "dispatch",
         "sequence": 0,
         "epoch": 7,
+        "peer_node": "node-a",
         "start_ns": 1000,
         "end_ns": 1500,
         "duration_ns": 500,

@@ -8,7 +8,7 @@
 --   side                    which of two captures side by side, as `tracekern diff` writes them; '' where there is one
 -- Waits that never ended are left out. Same numbers as tracekern.analysis.waits for data and credit channels.
 -- A rank is a row right below the one at the top, named `rank 0 ...` or, of two captures, `A rank 0 ...`; its warps are
--- at most three rows below it (blocks, block, warp).
+-- at most three rows below it (blocks, block, warp). Where ranks are on several nodes, `@NODE` follows the rank.
 
 create or replace perfetto view tk_track as
 with unmarked as (
@@ -40,6 +40,7 @@ select
   track_id,
   row,
   cast(substr(label, place + 5) as int) as rank,
+  iif(place > 0 and label glob '* @*', substr(label, instr(label, ' @') + 2, instr(substr(label || ' ', instr(label, ' @') + 2), ' ') - 1), null) as node,
   coalesce(trim(substr(label, 1, place - 1)), '') as side
 from placed;
 

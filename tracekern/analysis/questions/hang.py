@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.waits.analyze import named_peers
 from tracekern.timeline.facts.open_spans import endless_waits, known_ends
+from tracekern.timeline.facts.span_facts import named_peers
 from tracekern.timeline.join.flows import sent_signals
 from tracekern.timeline.model import OPEN_END, Int64, Timeline, TrackKind, unpack_field
 

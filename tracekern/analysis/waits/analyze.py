@@ -19,6 +19,7 @@ from tracekern.analysis.waits import edges as wait_edges
 from tracekern.errors import BadInput
 from tracekern.timeline.facts.open_spans import endless_waits, known_ends
 from tracekern.timeline.facts.roles import roles_of
+from tracekern.timeline.facts.span_facts import named_peers
 from tracekern.timeline.facts.stages import Stages
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.join.flows import waits_for_nobody
@@ -32,7 +33,6 @@ from tracekern.timeline.model import (
     Mask,
     Spans,
     Timeline,
-    field_values,
 )
 from tracekern.timeline.table import Table
 
@@ -329,19 +329,6 @@ def _wrong_order(timeline: Timeline, row: Int64, is_data: Mask, late_until: Int6
 
 def _rank_of(timeline: Timeline, row: Int64) -> Int32:
     return timeline.track_ranks()[timeline.spans.track[row]]
-
-
-def named_peers(timeline: Timeline, row: Int64) -> Int32:
-    """[n] the rank that waits name as the one they wait for, of this capture or not; -1 where they name none."""
-    spans = timeline.spans
-    peer = np.full(len(row), -1, np.int32)
-    event = spans.event[row]
-    for idx, about in enumerate(timeline.events):
-        if about.event_class is EventClass.WAIT:
-            mine = np.flatnonzero(event == idx)
-            named = field_values(about, "peer", spans, row[mine])
-            peer[mine] = -1 if named is None else named
-    return peer
 
 
 def _peers(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64) -> Int32:

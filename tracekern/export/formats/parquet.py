@@ -2,7 +2,8 @@
 
 Columns: span (its number, which flows refer to; null for a mark), rank, node, track, kind, block, warp, role, sm,
 event, name (not the event's for host ranges and launches), class, ends_at, launch, launch_key, communicator (name or
-ranks of the group that the launch is of, where that is not all of the run), sequence, epoch, start_ns, end_ns,
+ranks of the group that the launch is of, where that is not all of the run), sequence, epoch, peer_node (of the rank
+whose signal ended this wait, or else of the `peer` that the span names), start_ns, end_ns,
 duration_ns, open, flow_sources (spans of the signals that ended this wait), flow_targets (spans of the waits that this
 signal ended), bytes (that the span moved or announced), the number of the warp group under the kernel's name for it,
 and one for each field that any event has. What a row does not have is null; an open span has no end.
@@ -19,11 +20,11 @@ import numpy as np
 
 from tracekern.errors import packages_for
 from tracekern.export import labels
-from tracekern.export.drawing import argument_names, prepare
+from tracekern.export.drawing import Drawing, argument_names, prepare
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.files import atomic_file
 from tracekern.timeline.facts.roles import roles_of
-from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans
+from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, named_peers
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
@@ -48,6 +49,7 @@ _COLUMNS = frozenset(
         "communicator",
         "sequence",
         "epoch",
+        "peer_node",
         "start_ns",
         "end_ns",
         "duration_ns",
@@ -75,8 +77,8 @@ def write_parquet(
     with packages_for("writing Parquet"):
         import pyarrow.parquet
     # `tracks` thins out what an eye has to take in. A table is asked: all its rows are there, and a query picks some.
-    timeline = prepare(timeline).timeline
-    tables = _TableMaker(timeline)
+    drawing = prepare(timeline)
+    timeline, tables = drawing.timeline, _TableMaker(drawing)
     schema = tables.of_spans(0, 0).schema.with_metadata(labels.about(timeline))
     num_spans = len(timeline.spans)
     with atomic_file(path) as file, pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
@@ -98,8 +100,11 @@ FORMAT = Format("parquet", (".parquet",), write_parquet, order=3)
 class _TableMaker:
     """Arrow tables of a timeline's spans and marks, all with the same columns."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
+    def __init__(self, drawing: Drawing) -> None:
+        self._timeline = timeline = drawing.timeline
+        self._nodes = {rank.rank: rank.node for rank in timeline.ranks}
+        peers, self._peer = np.unique(_peers(drawing), return_inverse=True)
+        self._peer_nodes = [self._nodes.get(rank, "") for rank in peers.tolist()]
         self._fields = _field_sources(timeline)
         flows = timeline.flows
         self._derived = _derived_columns(timeline)
@@ -113,6 +118,7 @@ class _TableMaker:
             {
                 "span": np.arange(first, last, dtype=np.int64),
                 **self._shared_columns(spans, spans.begin_payload),
+                "peer_node": _texts(self._peer_nodes, self._peer[first:last]),
                 "start_ns": spans.start,
                 "end_ns": _nullable(spans.end, is_open),
                 "duration_ns": _nullable(spans.end - spans.start, is_open),
@@ -133,6 +139,7 @@ class _TableMaker:
             {
                 "span": _nullable(marks.time, ~none),
                 **self._shared_columns(marks, marks.payload),
+                "peer_node": _texts([""], np.zeros(len(marks), np.int64)),
                 "start_ns": marks.time,
                 "end_ns": marks.time,
                 "duration_ns": np.zeros(len(marks), np.int64),
@@ -145,12 +152,11 @@ class _TableMaker:
 
     def _shared_columns(self, rows: Spans | Marks, payload: UInt64) -> dict[str, Any]:
         tracks, events, launches = self._timeline.tracks, self._timeline.events, self._timeline.launches
-        nodes = {rank.rank: rank.node for rank in self._timeline.ranks}
         roles, role_names = roles_of(self._timeline, rows)
         groups = [launch.members.label if launch.members else "" for launch in launches]
         return {
             "rank": _numbers([track.rank for track in tracks], rows.track),
-            "node": _texts([nodes.get(track.rank, "") for track in tracks], rows.track),
+            "node": _texts([self._nodes.get(track.rank, "") for track in tracks], rows.track),
             "track": _texts([track.name for track in tracks], rows.track),
             "kind": _texts([track.kind.name.lower() for track in tracks], rows.track),
             "block": _numbers([track.block for track in tracks], rows.track, missing=-1),
@@ -206,6 +212,17 @@ class _FieldSource:
     at_end: bool
     fields: tuple[Field, ...]
     name: str
+
+
+def _peers(drawing: Drawing) -> Int32:
+    """[num_spans] the rank whose signal ended a wait, or else the one that the span names; -1 where it names none."""
+    timeline = drawing.timeline
+    peer = named_peers(timeline, np.arange(len(timeline.spans)))
+    if any(rank.label for rank in timeline.ranks):  # two captures: each names its peers by its own numbers
+        peer[:] = -1
+    released = np.flatnonzero(drawing.releaser >= 0)
+    peer[released] = timeline.track_ranks()[timeline.spans.track[drawing.releaser[released]]]
+    return peer
 
 
 def _derived_columns(timeline: Timeline) -> dict[str, Int64]:

@@ -1,10 +1,10 @@
-"""What follows for a span from its launch and its event's table, and stands in no record: bytes, and its warp group."""
+"""What follows for a span from its launch and its event's table: the bytes, the peer that it names, its warp group."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tracekern.timeline.model import EventClass, EventType, Int64, Timeline, field_values
+from tracekern.timeline.model import EventClass, EventType, Int32, Int64, Timeline, field_values
 
 
 def bytes_of_spans(timeline: Timeline) -> Int64:
@@ -19,6 +19,17 @@ def bytes_of_spans(timeline: Timeline) -> Int64:
         if times is not None:
             result[rows] = event.bytes_each * times
     return result
+
+
+def named_peers(timeline: Timeline, row: Int64) -> Int32:
+    """[n] the rank that spans name as their peer, of this capture or not; -1 where they name none."""
+    spans = timeline.spans
+    peer, event = np.full(len(row), -1, np.int32), spans.event[row]
+    for idx, about in enumerate(timeline.events):
+        mine = np.flatnonzero(event == idx)
+        if (named := field_values(about, "peer", spans, row[mine])) is not None:
+            peer[mine] = named
+    return peer
 
 
 def has_rate(event: EventType) -> bool:
