@@ -17,6 +17,7 @@ from tracekern.analysis.questions.group_waits import GroupWaits, waits_by_group
 from tracekern.analysis.questions.hang import Death, Hang, find_deaths, find_hang
 from tracekern.analysis.questions.held_up import HeldUp, find_held_up
 from tracekern.analysis.questions.imbalance import Imbalance, work_imbalance
+from tracekern.analysis.questions.nodes import NodeWaits, node_waits
 from tracekern.analysis.questions.overlap import RankThreads, StreamOverlap, stream_overlaps, thread_overlaps
 from tracekern.analysis.questions.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.questions.ring_steps import RingSteps, ring_steps
@@ -173,6 +174,11 @@ class Findings:
     def groups(self) -> tuple[GroupWaits, ...]:
         """How long the ranks of each group waited for each other; () where all kernels are of all ranks."""
         return waits_by_group(self.timeline, self._counted_waits)
+
+    @cached_property
+    def nodes(self) -> NodeWaits | None:
+        """How long ranks waited for those of their own node and of others; None where all are on one."""
+        return node_waits(self.timeline, self._counted_waits)
 
     @cached_property
     def full_rings(self) -> tuple[FullRing, ...]:

@@ -14,6 +14,7 @@ from tracekern.timeline.fault import fault_of
 from tracekern.timeline.model import ABSENT_KINDS, shared_gpus, told_once
 from tracekern.viewers.report.held_up import describe_waits
 from tracekern.viewers.report.questions.matrix import describe_groups
+from tracekern.viewers.report.questions.nodes import describe_nodes
 from tracekern.viewers.report.questions.path import describe_part
 from tracekern.viewers.report.questions.receive import describe_received
 from tracekern.viewers.report.questions.time import describe_ring, named_rings
@@ -50,6 +51,7 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("part", part)] if part else []),
         Line("waiting", _waiting(findings)),
         *([Line("groups", describe_groups(findings.groups))] if findings.groups else []),
+        *([Line("nodes", describe_nodes(findings.nodes))] if findings.nodes else []),
         *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         *_transfers(findings),
         Line("bound", _bound(findings)),

@@ -12,7 +12,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.commands.salvage import naming_the_rest
-from tracekern.cli.output import console, note, print_json, suggest, working
+from tracekern.cli.output import console, note, print_json, suggest, table, working
 from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput
 
@@ -74,6 +74,7 @@ def report(
     _print_lines(lines)
     if not findings.damage:
         print_stages(findings.stages, chosen_window is not None)
+        _print_nodes(findings)
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
         for name, value in (("window", window), ("key", key), ("ranks", ranks), ("link-limit", link_limit)):
@@ -97,6 +98,20 @@ def _print_lines(lines: list[Line]) -> None:
     for line in lines:
         out.print(f"{line.word:>{width}}  ", style="bold", end="")
         out.print(line.text, soft_wrap=True)
+
+
+def _print_nodes(findings: Findings) -> None:
+    """Prints how long nodes waited for each other; nothing where all ranks are on one."""
+    from tracekern.viewers.report.questions.nodes import NUMBERS, WORDS, about_pairs, pair_rows
+
+    if findings.nodes is None or not findings.nodes.count.any():
+        return
+    out, grid = console(), table([*NUMBERS], [*WORDS])
+    for numbers, words in pair_rows(findings.nodes):
+        grid.add_row(*numbers, *words)
+    out.print()
+    out.print(about_pairs(findings.nodes))
+    out.print(grid)
 
 
 def _held_up(findings: Findings) -> dict[str, Any]:
@@ -201,14 +216,16 @@ def _part(part: PathPart) -> dict[str, Any]:
 
 
 def _tables(findings: Findings) -> dict[str, Any]:
-    """Device times by stage and rank, rings that were full or dry and how full rings were, and what each rank received,
-    [local expert][source] in lists, where the capture says so."""
+    """Device times by stage and rank, waits by pair of nodes, rings that were full or dry and how full rings were, and
+    what each rank received, [local expert][source] in lists, where the capture says so."""
     if findings.damage:
         return {}
     rings = [dataclasses.asdict(ring) for ring in findings.full_rings]
     always: dict[str, Any] = {"stages": findings.stages.as_dict(), "full_rings": rings}
     if findings.groups:
-        always["groups"] = [dataclasses.asdict(group) for group in findings.groups]
+        always["group_waits"] = [dataclasses.asdict(group) for group in findings.groups]
+    if findings.nodes:
+        always["node_waits"] = findings.nodes.as_dict()
     if findings.ring_fills:
         always["ring_fills"] = [dataclasses.asdict(fill) for fill in findings.ring_fills]
         always["dry_rings"] = [dataclasses.asdict(ring) for ring in findings.dry_rings]
