@@ -13,6 +13,7 @@ from tracekern.comm.devices.this_thread import rank_of_thread
 from tracekern.comm.ranks.group import Group
 from tracekern.launcher.watch import RUN, enter
 from tracekern.moe.experts import draw_experts
+from tracekern.moe.low_latency import Buffer
 from tracekern.moe.p2p.pipeline import P2PPipeline
 from tracekern.moe.reference import reference
 from tracekern.moe.routing import draw_batch
@@ -36,6 +37,22 @@ def calls(after: object = None) -> int:
             after(group)
     sys.stdout.write(f"rank {group.rank}: {wrong} wrong\n")
     return 0
+
+
+def calls_of_groups() -> int:
+    """Every second rank is one group. What its experts get is what went in."""
+    rank = rank_of_thread()
+    size = Buffer.get_low_latency_rdma_size_hint(8, 256, 2, 8)
+    buffer = Buffer([rank % 2, rank % 2 + 2], num_rdma_bytes=size, backend="cpu", timeout_s=20.0)
+    x, wrong = torch.full((8, 256), rank + 1.0, dtype=torch.bfloat16), 0
+    ids = torch.stack([torch.arange(8) % 8, (torch.arange(8) + 4) % 8], dim=1)
+    with capture(DIRECTORY, device=buffer.comm.device, max_bytes=1 << 22, records_per_track=512) as session:
+        for _ in range(4):
+            rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 8, 8, use_fp8=False, capture=session)
+            out, _, _ = buffer.low_latency_combine(rows, ids, torch.full((8, 2), 0.5), handle, capture=session)
+            buffer.synchronize()
+            wrong += int((out != x).sum())
+    return int(wrong > 0)
 
 
 def killed() -> int:

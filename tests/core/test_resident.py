@@ -136,6 +136,36 @@ def test_each_kernel_is_launched_for_all_ranks_before_the_next():
         assert gate.events[first + 9] == "open"
 
 
+def test_groups_talk_and_launch_without_the_others():
+    gate = Recorded()
+
+    def call() -> Any:
+        rank = rank_of_thread()
+        if rank == 4:
+            return None  # of no group, and gone at once
+        group = Group.of([2, 0] if rank % 2 == 0 else [1, 3])
+        both = Group.of([0, 1, 2, 3])
+        for _ in range(10):
+            group.launch(rank, 1, lambda first, last: gate.events.append(rank), 1e6)
+        return group.all_gather(group.world_rank), group.rank, group.num_residents, both.all_gather(rank)
+
+    heard = on_ranks(5, call, gate)
+    assert heard[:4] == [([rank % 2, rank % 2 + 2], rank // 2, 5, [0, 1, 2, 3]) for rank in range(4)]
+    calls = [gate.events[first : first + 5] for first in range(0, len(gate.events), 5)]
+    assert all(gate.events[idx] == "open" for idx in range(4, len(gate.events), 5))
+    assert sorted(sorted(event for event in call if isinstance(event, int)) for call in calls) == (
+        [[0, 2]] * 10 + [[1, 3]] * 10
+    )
+
+
+def test_a_group_without_this_rank_is_refused():
+    def wrong() -> None:
+        Group.of([(rank_of_thread() + 1) % 3])
+
+    for rank, error in enumerate(on_ranks(3, wrong)):
+        assert f"some of 0 to 2, each once, rank {rank} among them" in str(error)
+
+
 def test_kernels_start_without_a_rank_that_is_late_or_gone(monkeypatch):
     monkeypatch.setattr(resident, "LATE_S", 0.2)
     gate = Recorded()
@@ -248,6 +278,16 @@ def test_a_pipeline_of_resident_ranks_equals_reference(tmp_path):
     assert len(timeline.flows) > 100
     assert not [problem for problem in timeline.problems if problem.severity == "error"]
     assert read_run(tmp_path).device == "CPU, 4 resident ranks"  # to the gate, another device than a CPU
+
+
+def test_resident_ranks_in_two_groups_exchange_within_them(tmp_path):
+    exits, lines = start_resident(tmp_path, "calls_of_groups")
+    assert [end.returncode for end in exits] == [0] * 4, lines
+    timeline = tracekern.load(tmp_path)
+    assert [problem.text for problem in timeline.problems if problem.severity != "note"] == []
+    rank = timeline.track_ranks()[timeline.spans.track]
+    pairs = {*zip(rank[timeline.flows.signal].tolist(), rank[timeline.flows.wait].tolist(), strict=True)}
+    assert {pair for pair in pairs if pair[0] != pair[1]} == {(0, 2), (2, 0), (1, 3), (3, 1)}
 
 
 def test_a_killed_process_leaves_the_records_of_all_its_ranks(tmp_path):

@@ -36,16 +36,17 @@ _NO_EVENTS = '{"name":"Align","events":[]}'
 _made: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-_num_made = Counter[tuple[int, ...]]()
-"""Communicators by the world's ranks of their members, who count alike: they make each together."""
+_num_made = Counter[tuple[int, tuple[int, ...]]]()
+"""Communicators of a rank by their members, all as the run calls them. Members count alike: they make each together."""
 
 
 def _members_of(group: Group) -> dict[str, Any] | None:
     """What event tables tell of a group's ranks; None for all ranks of the run."""
     if group.is_world:
         return None
-    _num_made[group.world_ranks] += 1
-    generation = _num_made[group.world_ranks] - 1
+    made = group.world_rank, group.world_ranks
+    _num_made[made] += 1
+    generation = _num_made[made] - 1
     return {"name": group.name, "generation": generation, "ranks": list(group.world_ranks)}
 
 

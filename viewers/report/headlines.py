@@ -55,7 +55,7 @@ def headlines(findings: Findings) -> list[Line]:
         *([Line("idle", describe_idle(findings.stages))] if findings.stages.stages else []),
         *_transfers(findings),
         Line("bound", _bound(findings)),
-        *([Line("receive", describe_received(findings.received, findings.balance.joined))] if findings.received else []),
+        *_receive(findings),
         Line("trust", trust(findings, said)),
     ]
 
@@ -163,6 +163,11 @@ def _transfers(findings: Findings) -> list[Line]:
         if waits is not None and len(waits)
         else []
     )
+
+
+def _receive(findings: Findings) -> list[Line]:
+    received = findings.received
+    return [Line("receive", describe_received(received, findings.balance.joined))] if received else []
 
 
 def _endless(findings: Findings) -> str:

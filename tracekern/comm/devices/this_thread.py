@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tracekern.comm.ranks.launcher_environment import rank_and_size
@@ -13,8 +13,8 @@ from tracekern.comm.ranks.launcher_environment import rank_and_size
 class ResidentRanks(Protocol):
     """The ranks of one process (tracekern.comm.ranks.resident.Residents)."""
 
-    def open_group(self, rank: int) -> Any:
-        """Returns the rank's Group."""
+    def open_group(self, rank: int, members: Sequence[int] | None = None) -> Any:
+        """Returns the rank's Group of some of the ranks, or of all."""
 
 
 class _Thread(threading.local):

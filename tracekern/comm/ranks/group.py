@@ -42,7 +42,8 @@ def message_timeout_s() -> float:
     return positive_number("TRACEKERN_GROUP_TIMEOUT_S", 60.0)
 
 
-def _world_ranks(ranks: Sequence[Any], own: int, num_ranks: int) -> list[int]:
+def members_of_run(ranks: Sequence[Any], own: int, num_ranks: int) -> list[int]:
+    """Returns the ranks in their order. Raises BadInput for what are no ranks of the run, each once, with this one."""
     found = sorted({rank for rank in ranks if type(rank) is int and 0 <= rank < num_ranks})
     if len(found) < len(ranks) or own not in found:
         wanted = f"some of 0 to {num_ranks - 1}, each once, rank {own} among them"
@@ -107,9 +108,13 @@ class Group:
         """
         if group is None:
             return cls.discover()
+        if isinstance(group, list | tuple) and (resident := this_resident()) is not None:
+            residents, rank = resident
+            of_residents: Group = residents.open_group(rank, group)
+            return of_residents
         dist = sys.modules.get("torch.distributed")
         if isinstance(group, list | tuple) and dist is not None and dist.is_initialized():
-            ranks, name = _world_ranks(group, dist.get_rank(), dist.get_world_size()), ""
+            ranks, name = members_of_run(group, dist.get_rank(), dist.get_world_size()), ""
         elif dist is None or not isinstance(group, getattr(dist, "ProcessGroup", ())):
             require_group(group)
             return group  # type: ignore[no-any-return]

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tracekern.comm.devices.this_thread import being
-from tracekern.comm.ranks.group import Group, message_timeout_s, name_and_value
+from tracekern.comm.ranks.group import Group, members_of_run, message_timeout_s, name_and_value
 from tracekern.errors import PeerLost
 from tracekern.formatting import ranks as name_ranks
 from tracekern.garbage import without_collector
@@ -32,10 +33,24 @@ would on GPUs of their own. Earlier a rank that allocates memory could find the 
 class _Meeting:
     """One group of the ranks: what each has said in this turn."""
 
+    members: tuple[int, ...]
     said: dict[int, Any] = field(default_factory=dict)
     heard: list[Any] = field(default_factory=list)
     turn: int = 0
     is_broken: bool = False
+
+
+@dataclass
+class _Turns:
+    """What the same ranks launch together, and how often they have."""
+
+    members: tuple[int, ...]
+    calls: dict[int, _Call] = field(default_factory=dict)
+    turn: int = 0
+    turn_of: Counter[int] = field(default_factory=Counter)
+
+    def is_complete(self, gone: set[int]) -> bool:
+        return self.calls.keys() | gone >= {*self.members}
 
 
 @dataclass
@@ -72,11 +87,9 @@ class Residents:
         self._changed = threading.Condition()
         self._gone = set[int]()
         self._interrupted = set[int]()
-        self._meetings = list[_Meeting]()
-        self._num_groups = [0] * num_ranks
-        self._calls: dict[int, _Call] = {}
-        self._turn = 0
-        self._turn_of = [0] * num_ranks
+        self._meetings: dict[tuple[int, ...], list[_Meeting]] = {}
+        self._num_groups = Counter[tuple[int, tuple[int, ...]]]()
+        self._turns: dict[tuple[int, ...], _Turns] = {}
         self._make_gate = make_gate or _gate_of_gpu
         self._gate: Gate | None = None
 
@@ -97,28 +110,33 @@ class Residents:
             self._interrupted |= set(range(self.num_ranks)) - self._gone
             self._changed.notify_all()
 
-    def open_group(self, rank: int) -> ResidentGroup:
-        """Returns the rank's end of a new group. The n-th group of each rank is the n-th of all."""
+    def open_group(self, rank: int, members: Sequence[int] | None = None) -> ResidentGroup:
+        """Returns the rank's end of a new group of these ranks, or of all. The n-th of each is the n-th of the others.
+
+        Raises BadInput for what are no ranks of this process, each once, with this one.
+        """
+        ranks = tuple(range(self.num_ranks) if members is None else members_of_run(members, rank, self.num_ranks))
         with self._changed:
-            number = self._num_groups[rank]
-            self._num_groups[rank] += 1
-            if number == len(self._meetings):
-                self._meetings.append(_Meeting())
-            return ResidentGroup(self, rank, self._meetings[number])
+            number, meetings = self._num_groups[rank, ranks], self._meetings.setdefault(ranks, [])
+            self._num_groups[rank, ranks] += 1
+            if number == len(meetings):
+                meetings.append(_Meeting(ranks))
+            turns = self._turns.setdefault(ranks, _Turns(ranks))
+            return ResidentGroup(self, rank, meetings[number], turns)
 
     def exchange(self, meeting: _Meeting, rank: int, value: Any, timeout_s: float) -> list[Any]:
-        """Returns the values of all ranks, [num_ranks]. Raises PeerLost."""
+        """Returns the values of all ranks of the group, in their order. Raises PeerLost."""
         with self._changed:
             turn = meeting.turn
             meeting.said[rank] = value
-            if len(meeting.said) == self.num_ranks and not meeting.is_broken:
-                meeting.heard = [meeting.said[peer] for peer in range(self.num_ranks)]
+            if len(meeting.said) == len(meeting.members) and not meeting.is_broken:
+                meeting.heard = [meeting.said[peer] for peer in meeting.members]
                 meeting.said = {}
                 meeting.turn += 1
                 self._changed.notify_all()
                 return meeting.heard
             try:
-                lacks = self._gone.difference
+                lacks = self._gone.intersection(meeting.members).difference
                 self._wait(rank, lambda: meeting.turn != turn or meeting.is_broken or lacks(meeting.said), timeout_s)
             except KeyboardInterrupt:
                 meeting.said.pop(rank, None)
@@ -130,41 +148,38 @@ class Residents:
             raise PeerLost(f"rank {rank}: the other ranks do not answer ({self._who_lacks(meeting)})")
 
     def _who_lacks(self, meeting: _Meeting) -> str:
-        late = sorted(set(range(self.num_ranks)) - set(meeting.said))
+        late = sorted({*meeting.members} - meeting.said.keys())
         ended = [peer for peer in late if peer in self._gone]
         if ended:
             return f"{name_ranks(ended)} ended"
         return f"{name_ranks(late)} came too late" if late else "one was too late before"
 
-    def launch(self, rank: int, call: _Call, late_s: float) -> None:
-        """Launches the call together with those that all other ranks bring. Raises what its own launches raise.
+    def launch(self, turns: _Turns, rank: int, call: _Call, late_s: float) -> None:
+        """Launches the call together with those that the group's other ranks bring. Raises what its own launches raise.
 
         late_s: how long to wait for them. Who comes later is launched at once.
         """
         with self._changed:
-            self._calls[rank] = call
-            self._turn_of[rank] += 1
-            is_late = self._turn_of[rank] <= self._turn
+            turns.calls[rank] = call
+            turns.turn_of[rank] += 1
+            is_late = turns.turn_of[rank] <= turns.turn
             try:
                 if not is_late:
-                    self._wait(rank, lambda: call.is_launched or self._is_complete(), late_s)
+                    self._wait(rank, lambda: call.is_launched or turns.is_complete(self._gone), late_s)
                 if not call.is_launched:
-                    self._launch_all({rank: call} if is_late else dict(self._calls))
+                    self._launch_all(turns, {rank: call} if is_late else dict(turns.calls))
             finally:
-                self._calls.pop(rank, None)
+                turns.calls.pop(rank, None)
         if call.error is not None:
             raise call.error
 
-    def align_launches(self, rank: int) -> None:
+    def align_launches(self, turns: _Turns, rank: int) -> None:
         """Makes the rank's next call one of the turn that is to come, whatever it has missed or done alone."""
         with self._changed:
-            self._turn_of[rank] = self._turn
+            turns.turn_of[rank] = turns.turn
 
-    def _is_complete(self) -> bool:
-        return len(self._calls.keys() | self._gone) == self.num_ranks
-
-    def _launch_all(self, calls: dict[int, _Call]) -> None:
-        self._turn = max(self._turn, *(self._turn_of[rank] for rank in calls))
+    def _launch_all(self, turns: _Turns, calls: dict[int, _Call]) -> None:
+        turns.turn = max(turns.turn, *(turns.turn_of[rank] for rank in calls))
         try:
             # Freeing a buffer's memory would wait for all streams, in the thread that is to launch what they wait for.
             with without_collector(), self._held([call.stream for call in calls.values()]):
@@ -177,7 +192,7 @@ class Residents:
                 call.error = call.error or error
         for rank, call in calls.items():
             call.is_launched = True
-            self._calls.pop(rank, None)
+            turns.calls.pop(rank, None)
         self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -213,10 +228,13 @@ def _launch_one(call: _Call, kernel: int) -> None:
 class ResidentGroup(Group):
     """A rank's end of a group of resident ranks."""
 
-    def __init__(self, residents: Residents, rank: int, meeting: _Meeting) -> None:
-        super().__init__(rank, residents.num_ranks)
+    def __init__(self, residents: Residents, rank: int, meeting: _Meeting, turns: _Turns) -> None:
+        """rank: of the run."""
+        super().__init__(meeting.members.index(rank), len(meeting.members))
+        if self.num_ranks < residents.num_ranks:
+            self._global_ranks = list(meeting.members)
         self.num_residents = residents.num_ranks
-        self._residents, self._meeting = residents, meeting
+        self._residents, self._meeting, self._turns = residents, meeting, turns
 
     @property
     def is_connected(self) -> bool:
@@ -227,13 +245,13 @@ class ResidentGroup(Group):
 
     def share(self, value: Any) -> list[Any]:
         """Returns the objects of all ranks themselves, [num_ranks]. Collective."""
-        return self._residents.exchange(self._meeting, self.rank, value, message_timeout_s())
+        return self._residents.exchange(self._meeting, self.world_rank, value, message_timeout_s())
 
     def barrier(self, timeout_s: float | None = None) -> None:
-        self._residents.exchange(self._meeting, self.rank, None, timeout_s or message_timeout_s())
+        self._residents.exchange(self._meeting, self.world_rank, None, timeout_s or message_timeout_s())
 
     def launch(self, stream: int, num_kernels: int, run: Callable[[int, int], None], timeout_s: float) -> None:
-        self._residents.launch(self.rank, _Call(stream, num_kernels, run), min(LATE_S, timeout_s))
+        self._residents.launch(self._turns, self.world_rank, _Call(stream, num_kernels, run), min(LATE_S, timeout_s))
 
     def align_launches(self) -> None:
-        self._residents.align_launches(self.rank)
+        self._residents.align_launches(self._turns, self.world_rank)
