@@ -200,7 +200,7 @@ class Communicator:
             rings: By RingWait::ring.
             peers: Ranks of a node, where the text is to name the node of a rank.
             refusals: By the reason of refuse_call(), from 1 on: texts with places for the {rank} that refuses a call
-                and a {number}. One user of the communicator has some.
+                and a {number}, or the {peer} of that number. One user of the communicator has some.
 
         Returns:
             The number of the first stage, which is CommArgs::first_stage of these kernels.

@@ -138,9 +138,10 @@ def _decode_refusal(record: Any, names: dict[str, Any]) -> dict[str, str]:
     texts = next((entry["refusals"] for entry in names.get("kernels", ()) if "refusals" in entry), ())
     if not 0 < reason <= len(texts):
         return {}
-    rank, world = int(record["aborted_by"]) - 1, names.get("world_ranks", ())
-    text = str(texts[reason - 1]).replace("{rank}", str(world[rank] if 0 <= rank < len(world) else rank))
-    return {"refusal": text.replace("{number}", str(number))}
+    text, world = str(texts[reason - 1]).replace("{number}", str(number)), names.get("world_ranks", ())
+    for place, rank in (("{rank}", int(record["aborted_by"]) - 1), ("{peer}", number)):
+        text = text.replace(place, str(world[rank] if 0 <= rank < len(world) else rank))
+    return {"refusal": text}
 
 
 def describe_fault(fault: dict[str, Any]) -> str:

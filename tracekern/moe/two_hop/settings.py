@@ -38,7 +38,7 @@ FAULT_VALUES = dict.fromkeys(
 )
 """Channel -> what the values of its flags count."""
 REFUSALS = {
-    "other_call": "ranks {rank} and {number} make different calls, or give handles of different dispatches; make the "
+    "other_call": "ranks {rank} and {peer} make different calls, or give handles of different dispatches; make the "
     "same calls on all ranks, with handles of the same dispatch",
     "overflow": "rank {rank}: {number} tokens came, to stay or to be forwarded, and num_worst_tokens was less; the "
     "rest is lost: give at least {number}",
