@@ -1,9 +1,9 @@
 #!/bin/sh
-# Records traces/h200_resident, traces/h200_low_latency and traces/h200_two_hop, or what the GPU is: eight ranks resident
+# Records traces/h200_resident, h200_low_latency, h200_two_hop and h200_groups, or what the GPU is: eight ranks resident
 # on one GPU, one of which is 300 us late in each call, with the machine and the date beside it. Run behind
 # `make gpu-check`, which builds.
 #
-#   traces/record_resident.sh [resident] [low_latency] [two_hop]     all of them where none is named
+#   traces/record_resident.sh [resident] [low_latency] [two_hop] [groups]     all of them where none is named
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -25,10 +25,15 @@ record() { # NAME COMMAND WHO_IS_LATE
     directory=traces/${card}_$1
     rm -rf "$directory"
     $python -m tracekern $2 -o "$directory"
+    describe "$directory" "tracekern $2 -o $directory" "$3"
+}
+
+describe() { # DIRECTORY COMMAND WHO_IS_LATE
+    directory=$1
     cat > "$directory/README.md" <<END
 Made by \`traces/record_resident.sh\` on $(date -u +%Y-%m-%d): one $gpu, driver $driver, $versions.
 
-    tracekern $2 -o $directory
+    $2
 
 Eight ranks are resident on the GPU side by side, and $3. Open
 \`trace.pftrace.gz\` with \`tracekern open\`, or ask what that costs: \`tracekern report $directory\`.
@@ -41,4 +46,14 @@ resident() { record resident "$balanced_run" "$begins_late"; }
 low_latency() { record low_latency "$low_latency_run" "$begins_late"; }
 two_hop() { record two_hop "$two_hop_run" "rank 5 begins each dispatch 300 us late"; }
 
-for which in ${*:-resident low_latency two_hop}; do $which; done
+groups() {
+    directory=traces/${card}_groups
+    rm -rf "$directory"
+    program="examples/expert_groups/main.py --backend cuda --resident 8 --layout overlapping --late 5 --calls 12"
+    PYTHONPATH=$PWD:$PYTHONPATH $python $program -o "$directory"
+    $python -m tracekern merge "$directory" -o "$directory/trace.pftrace.gz"
+    late="in four groups of two and two groups of four; rank 5 begins each call some 300 us later than the others"
+    describe "$directory" "python $program -o $directory" "$late"
+}
+
+for which in ${*:-resident low_latency two_hop groups}; do $which; done

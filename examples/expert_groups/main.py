@@ -1,12 +1,12 @@
-"""Experts on a part of the ranks, in a job of torchrun, and what its trace tells when one rank is late.
+"""Experts on a part of the ranks, and what the trace of the whole job tells when one rank is late.
 
     torchrun --nproc-per-node 4 examples/expert_groups/main.py -o groups-capture --late 2
     tracekern report groups-capture
 
-Half of the ranks, 0, 2, ..., are one expert group, the others another one. --layout overlapping: beside these each rank
-is in a group with its neighbour. --layout pipeline: the first half is a group, and sends what it has computed to the
-second by torch. --late, --hang, --kill: what rank to hold up by 50 ms in each call, to let sleep from the middle on, or
-to end there. Exits with 1 where a call failed.
+Ranks 0, 2, ... are one expert group, the others another one. --layout overlapping: beside these each rank is in a group
+with its neighbour. --layout pipeline: the first half is a group, and sends what it has computed to the second by torch.
+--late, --hang, --kill: the rank that is held up in each call, sleeps from the middle on, or ends there. --resident 8:
+ranks are threads of this process that share a GPU, or its cores. Exits with 1 where a call failed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,28 +27,36 @@ import tracekern
 from tracekern.errors import CommTimeout
 from tracekern.moe.low_latency import Buffer
 
-TOKENS, HIDDEN, TOPK = 8, 256, 2
-LATE_S, LIMIT_S = 0.05, 3.0
-LAYOUTS = {
-    "disjoint": lambda n: [("experts", [range(0, n, 2), range(1, n, 2)])],
-    "overlapping": lambda n: [
-        ("neighbours", [range(first, first + 2) for first in range(0, n, 2)]),
-        ("experts", [range(0, n, 2), range(1, n, 2)]),
-    ],
-    "pipeline": lambda n: [("stage", [range(n // 2), range(n // 2, n)])],
-}
+HERE = Path(__file__).resolve().parent
+TOKENS, HIDDEN, TOPK = 8, 512, 2
+LATE_S, LATE_CYCLES, LIMIT_S = 0.05, 500_000, 3.0
+ASKED = "EXPERT_GROUPS_ARGUMENTS"
+"""Environment variable in which resident ranks find the arguments, a word a line."""
+
+
+def groups_of(layout: str, num_ranks: int) -> dict[str, range]:
+    """Returns the ranks of each group."""
+    half = num_ranks // 2
+    if layout == "pipeline":
+        return {"stage 0": range(half), "stage 1": range(half, num_ranks)}
+    experts = {f"experts {first}": range(first, num_ranks, 2) for first in range(2)}
+    if layout == "disjoint":
+        return experts
+    return {f"neighbours {idx}": range(2 * idx, 2 * idx + 2) for idx in range(half)} | experts
 
 
 class Experts:
     """The calls of one group. Its experts return what they get."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._num_experts = 2 * dist.get_world_size(group)
-        size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, dist.get_world_size(group), self._num_experts)
-        self.buffer = Buffer(group, num_rdma_bytes=size, backend="cpu", timeout_s=LIMIT_S)
+    def __init__(self, ranks: Sequence[int], name: str, backend: str) -> None:
+        group, self._num_experts = tracekern.Group.of(list(ranks), name), 2 * len(ranks)
+        size = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, len(ranks), self._num_experts)
+        self.buffer = Buffer(group, num_rdma_bytes=size, backend=backend, timeout_s=LIMIT_S)
+        self.device = self.buffer.comm.device
         first = torch.arange(TOKENS) % self._num_experts
-        self._ids = torch.stack([first, (first + self._num_experts // 2) % self._num_experts], dim=1)
-        self._weights = torch.full((TOKENS, TOPK), 1.0 / TOPK)
+        ids = torch.stack([first, (first + self._num_experts // 2) % self._num_experts], dim=1)
+        self._ids = ids.to(self.device.torch_device)
+        self._weights = torch.full((TOKENS, TOPK), 1.0 / TOPK, device=self.device.torch_device)
 
     def call(self, x: torch.Tensor, capture: tracekern.Capture) -> torch.Tensor:
         arguments = x, self._ids, TOKENS, self._num_experts
@@ -56,66 +66,80 @@ class Experts:
         return combined
 
 
-def make_groups(layout: str) -> list[Experts]:
-    """Makes all groups on all ranks, as torch wants it. Returns this rank's."""
-    own = []
-    for name, groups in LAYOUTS[layout](dist.get_world_size()):
-        for number, ranks in enumerate(groups):
-            group = dist.new_group(list(ranks), group_desc=f"{name} {number}")
-            if dist.get_rank() in ranks:
-                own.append(group)
-    return [Experts(group) for group in own]
+class Job:
+    """One rank of the job."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        world = tracekern.Group.discover()
+        self.rank, self._half, self._asked = world.rank, world.num_ranks // 2, asked
+        groups = groups_of(asked.layout, world.num_ranks).items()
+        self._groups = [Experts(ranks, name, asked.backend) for name, ranks in groups if world.rank in ranks]
+        self._is_pipeline = asked.layout == "pipeline"
+
+    def run(self) -> bool:
+        """Returns whether each call returned what went in."""
+        device, sent, is_right = self._groups[0].device, [], True
+        x = torch.arange(TOKENS * HIDDEN).remainder(100).reshape(TOKENS, HIDDEN)
+        x = x.to(torch.bfloat16).to(device.torch_device)
+        with tracekern.capture(self._asked.output, device=device, records_per_track=512) as capture:
+            for number in range(self._asked.calls):
+                self._hold_up(number)
+                passed = x.clone()
+                if self._is_pipeline and self.rank >= self._half:
+                    dist.recv(passed.zero_(), self.rank - self._half)
+                for group in self._groups:
+                    passed = group.call(passed, capture)
+                is_right &= torch.equal(passed, x)
+                if self._is_pipeline and self.rank < self._half:
+                    sent.append((dist.isend(passed, self.rank + self._half), passed))
+            for work, _ in sent:
+                work.wait()
+        return is_right
+
+    def _hold_up(self, number: int) -> None:
+        asked, is_middle = self._asked, number == self._asked.calls // 2
+        if self.rank == asked.late and asked.backend == "cuda":
+            torch.cuda._sleep(LATE_CYCLES)  # resident ranks' hosts launch together
+        elif self.rank == asked.late:
+            time.sleep(LATE_S)
+        if self.rank == asked.hang and is_middle:
+            time.sleep(2 * LIMIT_S)
+        if self.rank == asked.kill and is_middle:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hold_up(asked: argparse.Namespace, number: int) -> None:
-    rank, is_middle = dist.get_rank(), number == asked.calls // 2
-    if rank == asked.late:
-        time.sleep(LATE_S)
-    if rank == asked.hang and is_middle:
-        time.sleep(2 * LIMIT_S)
-    if rank == asked.kill and is_middle:
-        os.kill(os.getpid(), signal.SIGKILL)
+def run_rank(asked: argparse.Namespace | None = None) -> int:
+    """Runs this rank; without arguments, a resident one."""
+    try:
+        return 0 if Job(asked or parse(os.environ[ASKED].splitlines())).run() else 1
+    except (CommTimeout, RuntimeError) as error:  # of a kernel, or of torch's messages
+        print(error, file=sys.stderr)
+        return 1
 
 
-def run(asked: argparse.Namespace, groups: list[Experts], capture: tracekern.Capture) -> bool:
-    """Returns whether each call returned what went in."""
-    rank, half = dist.get_rank(), dist.get_world_size() // 2
-    x, is_right = torch.arange(TOKENS * HIDDEN).remainder(100).reshape(TOKENS, HIDDEN).to(torch.bfloat16), True
-    sent = []
-    for number in range(asked.calls):
-        hold_up(asked, number)
-        passed = torch.empty_like(x)
-        if asked.layout == "pipeline" and rank >= half:
-            dist.recv(passed, rank - half)
-        else:
-            passed.copy_(x)
-        for group in groups:
-            passed = group.call(passed, capture)
-        is_right &= torch.equal(passed, x)
-        if asked.layout == "pipeline" and rank < half:
-            sent.append((dist.isend(passed, rank + half), passed))
-    for work, _ in sent:
-        work.wait()
-    return is_right
-
-
-def main() -> int:
+def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--output", default="groups-capture")
-    parser.add_argument("--layout", choices=LAYOUTS, default="disjoint")
+    parser.add_argument("--layout", choices=("disjoint", "overlapping", "pipeline"), default="disjoint")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--calls", type=int, default=6)
     for what in ("--late", "--hang", "--kill"):
         parser.add_argument(what, type=int, default=-1, metavar="RANK")
-    asked = parser.parse_args()
+    parser.add_argument("--resident", type=int, default=0, metavar="RANKS")
+    asked = parser.parse_args(words)
+    if asked.resident and asked.layout == "pipeline":
+        parser.error("--resident: the stages of a pipeline send each other messages by torch; start it by torchrun")
+    return asked
+
+
+def main() -> int:
+    asked = parse(sys.argv[1:])
+    if asked.resident:
+        told = {ASKED: "\n".join(sys.argv[1:]), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+        ends = tracekern.launch_ranks(asked.resident, "main:run_rank", env=told, resident=True)
+        return max(end.returncode for end in ends)
     dist.init_process_group("gloo", timeout=timedelta(seconds=4 * LIMIT_S))
-    groups = make_groups(asked.layout)
-    try:
-        with tracekern.capture(asked.output, device=groups[0].buffer.comm.device) as capture:
-            is_right = run(asked, groups, capture)
-    except (CommTimeout, RuntimeError) as error:  # of a kernel, or of torch's messages
-        print(f"rank {dist.get_rank()}: {error}", file=sys.stderr)
-        return 1
-    return 0 if is_right else 1
+    return run_rank(asked)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,17 @@ def test_a_late_rank_is_named(layout: str, num_ranks: int, tmp_path: Path):
     assert late.awaited_ns > 0.9 * late.wait_ns > 0
 
 
+def test_a_late_rank_of_resident_ranks_is_named(tmp_path: Path):
+    asked = ["--resident", "8", "--late", str(ODD_ONE), "--layout", "overlapping", "-o", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *asked], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = Findings(load_checked(tmp_path, "overlapping", 8))
+    assert findings.blames[0].rank == ODD_ONE
+
+
 @pytest.mark.parametrize(("layout", "num_ranks"), EVERY_JOB)
 def test_a_rank_that_hangs_is_named(layout: str, num_ranks: int, tmp_path: Path):
     status, said = run(tmp_path, layout, num_ranks, "--hang", str(ODD_ONE))

@@ -44,6 +44,7 @@ def _members_of(group: Group) -> dict[str, Any] | None:
     """What event tables tell of a group's ranks; None for all ranks of the run."""
     if group.is_world:
         return None
+    group.name = group.all_gather(group.name, "the name of a group")[0]  # that all ranks' tables are of one group
     made = group.world_rank, group.world_ranks
     _num_made[made] += 1
     generation = _num_made[made] - 1

@@ -98,9 +98,11 @@ class Group:
         return cls(rank, num_ranks)
 
     @classmethod
-    def of(cls, group: Any) -> Group:
+    def of(cls, group: Any, name: str = "") -> Group:
         """Returns the Group of a torch ProcessGroup or of a list of the world's ranks, made by its ranks together, or
         `group` itself. None: discover(). Ranks are numbered in the world's order.
+
+        name: what the program calls these ranks; "" for what torch.distributed does.
 
         Raises:
             BadInput: It is none of these.
@@ -111,19 +113,21 @@ class Group:
         if isinstance(group, list | tuple) and (resident := this_resident()) is not None:
             residents, rank = resident
             of_residents: Group = residents.open_group(rank, group)
+            of_residents.name = name
             return of_residents
         dist = sys.modules.get("torch.distributed")
         if isinstance(group, list | tuple) and dist is not None and dist.is_initialized():
-            ranks, name = members_of_run(group, dist.get_rank(), dist.get_world_size()), ""
+            ranks = members_of_run(group, dist.get_rank(), dist.get_world_size())
         elif dist is None or not isinstance(group, getattr(dist, "ProcessGroup", ())):
             require_group(group)
             return group  # type: ignore[no-any-return]
         else:
-            ranks, name = sorted(dist.get_process_group_ranks(group)), getattr(group, "group_desc", "")
+            ranks, told = sorted(dist.get_process_group_ranks(group)), getattr(group, "group_desc", "")
+            name = name or ("" if told in _NO_NAMES else told)
         if len(ranks) == dist.get_world_size():
             return cls.discover()
         own = cls(ranks.index(dist.get_rank()), len(ranks))
-        own._global_ranks, own.name = ranks, "" if name in _NO_NAMES else name
+        own._global_ranks, own.name = ranks, name
         if own.num_ranks > 1:
             timeout = timedelta(seconds=message_timeout_s())
             with losing_peers(own.world_rank):
