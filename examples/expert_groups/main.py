@@ -29,7 +29,8 @@ from tracekern.moe.low_latency import Buffer
 
 HERE = Path(__file__).resolve().parent
 TOKENS, HIDDEN, TOPK = 8, 512, 2
-LATE_S, LATE_CYCLES, LIMIT_S = 0.05, 500_000, 3.0
+LATE_US = {"cpu": 50_000, "cuda": 300}
+LIMIT_S = 3.0
 ASKED = "EXPERT_GROUPS_ARGUMENTS"
 """Environment variable in which resident ranks find the arguments, a word a line."""
 
@@ -75,6 +76,8 @@ class Job:
         groups = groups_of(asked.layout, world.num_ranks).items()
         self._groups = [Experts(ranks, name, asked.backend) for name, ranks in groups if world.rank in ranks]
         self._is_pipeline = asked.layout == "pipeline"
+        if self.rank == asked.late:
+            self._groups[0].buffer.late_us = LATE_US[asked.backend]
 
     def run(self) -> bool:
         """Returns whether each call returned what went in."""
@@ -83,7 +86,7 @@ class Job:
         x = x.to(torch.bfloat16).to(device.torch_device)
         with tracekern.capture(self._asked.output, device=device, records_per_track=512) as capture:
             for number in range(self._asked.calls):
-                self._hold_up(number)
+                self._break(number)
                 passed = x.clone()
                 if self._is_pipeline and self.rank >= self._half:
                     dist.recv(passed.zero_(), self.rank - self._half)
@@ -96,12 +99,8 @@ class Job:
                 work.wait()
         return is_right
 
-    def _hold_up(self, number: int) -> None:
+    def _break(self, number: int) -> None:
         asked, is_middle = self._asked, number == self._asked.calls // 2
-        if self.rank == asked.late and asked.backend == "cuda":
-            torch.cuda._sleep(LATE_CYCLES)  # resident ranks' hosts launch together
-        elif self.rank == asked.late:
-            time.sleep(LATE_S)
         if self.rank == asked.hang and is_middle:
             time.sleep(2 * LIMIT_S)
         if self.rank == asked.kill and is_middle:
