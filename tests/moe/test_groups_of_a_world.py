@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -87,6 +88,21 @@ def test_ranks_wait_for_those_of_their_groups(pools, partitions: list[Partition]
     assert late[2] > 50e6
 
 
+def calls_with_own_clocks(world: Group, *asked: object) -> str:
+    os.environ["TRACEKERN_SIMULATED_CLOCK"] = f"7:{time.monotonic_ns()}"
+    try:
+        return calls_of_groups(world, *asked)
+    finally:
+        del os.environ["TRACEKERN_SIMULATED_CLOCK"]
+
+
+def test_clocks_are_exchanged_in_the_heap_within_a_group_and_in_messages_between_groups(pools, tmp_path: Path):
+    assert pools(4).call(calls_with_own_clocks, str(tmp_path), [STRIDED], 2, [0.0, 0.03], True) == [""] * 4
+    clocks = [rank.clock for rank in tracekern.load(tmp_path).ranks]
+    assert [clock.method for clock in clocks] == ["reference", *["ping-pong"] * 3]
+    assert clocks[2].hard_ns < clocks[1].hard_ns
+
+
 @pytest.mark.parametrize("partitions", [[STRIDED], [NEIGHBOURS, STRIDED]], ids=["side by side", "overlapping"])
 def test_a_rank_that_does_not_come_is_named_by_its_rank_in_the_world(
     pools, partitions: list[Partition], tmp_path: Path
@@ -109,6 +125,26 @@ def other_sizes(world: Group) -> str:
 def test_ranks_that_differ_are_named_by_their_ranks_in_the_world(pools):
     for rank, said in enumerate(pools(4).call(other_sizes)):
         assert f"rank {rank % 2} asks for 1048576 bytes, rank {rank % 2 + 2} for 2097152" in said
+
+
+def groups_one_after_the_other(world: Group) -> list[list[int]]:
+    """Ranks 0 and 1 are in a group more than the others, and come at another time."""
+    more = [Group.of([0, 1])] if world.rank < 2 else []
+    heard = []
+    for number in range(3):
+        time.sleep(0.05 * (world.rank == number))
+        group = Group.of([0, 2] if world.rank % 2 == 0 else [1, 3])
+        heard.append(group.all_gather(10 * number + world.rank))
+        group.close()
+    for group in more:
+        group.close()
+    return heard
+
+
+def test_groups_of_the_same_ranks_can_follow_each_other(pools):
+    """torch counts the groups of each rank for the name of the next one, and looks into the store by that name."""
+    for rank, heard in enumerate(pools(4).call(groups_one_after_the_other)):
+        assert heard == [[10 * number + rank % 2, 10 * number + rank % 2 + 2] for number in range(3)]
 
 
 def wrong_groups(world: Group) -> list[str]:

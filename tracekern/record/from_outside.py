@@ -375,7 +375,7 @@ def _meet() -> None:
 
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         with losing_peers(rank):
-            meet(rank, num_ranks, positive_number("TRACEKERN_GROUP_TIMEOUT_S", _OPENING_S))
+            meet(rank, range(num_ranks), positive_number("TRACEKERN_GROUP_TIMEOUT_S", _OPENING_S))
 
 
 def _has_process_group() -> bool:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class CpuDevice(HostDevice):
     """The CPU backend's device for a capture (tracekern.comm.devices.device.CaptureDevice)."""
 
-    def __init__(self, native: Any, heap: SymmetricHeap, heap_ranks: Sequence[int], clock_seed: int) -> None:
-        """heap: the memory that `native` points into; kept alive with this device. heap_ranks: see HeapPeers.
-        clock_seed: of its clock."""
+    def __init__(self, native: Any, heap: SymmetricHeap, ranks: Sequence[int], clock_seed: int) -> None:
+        """heap: the memory that `native` points into; kept alive with this device. ranks: see HeapPeers. clock_seed: of
+        its clock."""
         super().__init__()
         self._native = native
         self._heap = heap
-        self.clock = self.peers = SimulatedClock(native, heap_ranks, clock_seed)
+        self.clock = self.peers = SimulatedClock(native, ranks, clock_seed)
         self.memory = _FaultMemory(native)
 
     def error(self) -> str:

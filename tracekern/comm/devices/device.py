@@ -43,7 +43,7 @@ class HeapPeers(Protocol):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks, in the heap's order."""
+        """What the run calls the ranks, in the heap's order."""
 
     def ping_pong(
         self, peer: int, initiates: bool, epoch: int, max_round_trips: int, duration_ns: int

@@ -13,6 +13,8 @@ from tracekern.comm.ranks.launcher_environment import rank_and_size
 class ResidentRanks(Protocol):
     """The ranks of one process (tracekern.comm.ranks.resident.Residents)."""
 
+    num_ranks: int
+
     def open_group(self, rank: int, members: Sequence[int] | None = None) -> Any:
         """Returns the rank's Group of some of the ranks, or of all."""
 

@@ -10,7 +10,8 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +23,7 @@ from tracekern.comm.devices.this_thread import this_resident
 from tracekern.comm.ranks import messages
 from tracekern.comm.ranks.agreement import Check, Said, refuse_different_calls
 from tracekern.comm.ranks.launcher_environment import rank_and_size
-from tracekern.comm.ranks.meeting import meet
+from tracekern.comm.ranks.meeting import id_of, meet
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput, PeerLost, is_of_signal, one_line
 from tracekern.formatting import shown
@@ -32,6 +33,8 @@ MAX_HEAP_RANKS = 64
 _CHUNK_BYTES = 16 << 20
 _NO_NAMES = ("undefined", "default_pg")
 """What torch calls a group that the program gave no name."""
+_num_made = Counter[str]()
+"""How many process groups this process has made of some of the ranks."""
 
 
 def message_timeout_s() -> float:
@@ -42,6 +45,34 @@ def message_timeout_s() -> float:
     return positive_number("TRACEKERN_GROUP_TIMEOUT_S", 60.0)
 
 
+def ranks_in(group: Any) -> list[int]:
+    """Returns the world's ranks, in order, of a torch ProcessGroup, a Group or a list of them. Not collective.
+
+    Raises BadInput where it is none of these, or this rank is not among them.
+    """
+    if isinstance(group, Group):
+        return list(group.world_ranks)
+    if isinstance(group, list | tuple) and (resident := this_resident()) is not None:
+        residents, rank = resident
+        return members_of_run(group, rank, residents.num_ranks)
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        if not isinstance(group, list | tuple):
+            raise _no_group(group)
+        raise BadInput(f"group {shown(group)}: ranks are some of torch.distributed's, which is not initialised here")
+    own, num_ranks, ranks = dist.get_rank(), dist.get_world_size(), group
+    if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise BadInput(f"rank {own} is not in the group that it gives; only the group's ranks may give it")
+    if isinstance(group, dist.ProcessGroup):
+        try:
+            ranks = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):
+            raise BadInput(f"rank {own}: the program has destroyed the process group that it gives") from None
+    elif not isinstance(group, list | tuple):
+        raise _no_group(group)
+    return members_of_run(ranks, own, num_ranks)
+
+
 def members_of_run(ranks: Sequence[Any], own: int, num_ranks: int) -> list[int]:
     """Returns the ranks in their order. Raises BadInput for what are no ranks of the run, each once, with this one."""
     found = sorted({rank for rank in ranks if type(rank) is int and 0 <= rank < num_ranks})
@@ -49,6 +80,25 @@ def members_of_run(ranks: Sequence[Any], own: int, num_ranks: int) -> list[int]:
         wanted = f"some of 0 to {num_ranks - 1}, each once, rank {own} among them"
         raise BadInput(f"group {shown(ranks)}: wanted ranks of the run, {wanted}")
     return found
+
+
+def _new_process_group(ranks: list[int], own: int) -> Any:
+    """Returns a gloo group that only these ranks make. own: this rank's place among them.
+
+    torch's new_group() would name it by how many groups this rank is in. Ranks that are in another one, too, would
+    look for another name; and where a group is gone, the next one would find its addresses in the store.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    who = id_of(ranks)
+    name: Any = f"tracekern-group-{who}-{_num_made[who]}"
+    _num_made[who] += 1
+    timeout, store = timedelta(seconds=message_timeout_s()), c10d._get_default_store()
+    made: Any = c10d._new_process_group_helper(
+        len(ranks), own, ranks, c10d.Backend("gloo"), store, group_name=name, timeout=timeout
+    )
+    c10d._world.pg_group_ranks[made[0]] = {rank: place for place, rank in enumerate(ranks)}
+    return made[0]
 
 
 class Group:
@@ -61,6 +111,8 @@ class Group:
         """Ranks that are threads of this process and share its GPU side by side: all, or only this one."""
         self.process_group = process_group
         """The gloo group; None for a single rank, or ranks known from the environment alone."""
+        self.num_world_ranks = num_ranks
+        """How many ranks the run has, of which these may be some."""
         self.name = ""
         """What the program calls these ranks, where they are a group of its own."""
         self._global_ranks: list[int] | None = None
@@ -87,7 +139,7 @@ class Group:
             return cls._alone(rank, num_ranks)
         timeout_s = message_timeout_s()
         with losing_peers(rank):
-            meet(rank, num_ranks, timeout_s, lacking_files(num_ranks))
+            meet(rank, range(num_ranks), timeout_s, lacking_files(num_ranks))
             process_group = dist.new_group(timeout=timedelta(seconds=timeout_s), backend="gloo")
         return cls(rank, num_ranks, process_group)
 
@@ -108,31 +160,32 @@ class Group:
             BadInput: It is none of these.
             PeerLost: A peer has ended or is late.
         """
-        if group is None:
-            return cls.discover()
-        if isinstance(group, list | tuple) and (resident := this_resident()) is not None:
+        if group is None or isinstance(group, Group):
+            return group or cls.discover()
+        ranks = ranks_in(group)
+        if (resident := this_resident()) is not None:
             residents, rank = resident
-            of_residents: Group = residents.open_group(rank, group)
+            of_residents: Group = residents.open_group(rank, ranks)
             of_residents.name = name
             return of_residents
-        dist = sys.modules.get("torch.distributed")
-        if isinstance(group, list | tuple) and dist is not None and dist.is_initialized():
-            ranks = members_of_run(group, dist.get_rank(), dist.get_world_size())
-        elif dist is None or not isinstance(group, getattr(dist, "ProcessGroup", ())):
-            require_group(group)
-            return group  # type: ignore[no-any-return]
-        else:
-            ranks, told = sorted(dist.get_process_group_ranks(group)), getattr(group, "group_desc", "")
-            name = name or ("" if told in _NO_NAMES else told)
+        dist = sys.modules["torch.distributed"]
         if len(ranks) == dist.get_world_size():
             return cls.discover()
         own = cls(ranks.index(dist.get_rank()), len(ranks))
-        own._global_ranks, own.name = ranks, name
+        own._global_ranks, own.num_world_ranks = ranks, dist.get_world_size()
+        told = getattr(group, "group_desc", "")
+        own.name = name or ("" if told in _NO_NAMES else told)
         if own.num_ranks > 1:
-            timeout = timedelta(seconds=message_timeout_s())
             with losing_peers(own.world_rank):
-                own.process_group = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=True)
+                own.process_group = _new_process_group(ranks, own.rank)
         return own
+
+    @classmethod
+    def another(cls, group: Any) -> Group:
+        """Returns of() with messages of its own, which the caller closes, also for a Group. Collective."""
+        if isinstance(group, Group):
+            group = None if group.is_world else group.world_ranks
+        return cls.of(group)
 
     @property
     def is_world(self) -> bool:
@@ -311,7 +364,11 @@ class Group:
 def require_group(group: Any) -> None:
     """Raises BadInput for what is no Group."""
     if not isinstance(group, Group):
-        raise BadInput(f"group is {type(group).__name__}; wanted tracekern.Group.discover()")
+        raise _no_group(group)
+
+
+def _no_group(group: Any) -> BadInput:
+    return BadInput(f"group is {type(group).__name__}; wanted tracekern.Group.discover()")
 
 
 def name_and_value(message: bytes) -> tuple[str, Any]:

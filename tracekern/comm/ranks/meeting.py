@@ -7,30 +7,39 @@ the program's own next group fails on all of them. So the ranks meet in the stor
 from __future__ import annotations
 
 import contextlib
-import itertools
+import zlib
+from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 
 from tracekern.errors import BadInput, PeerLost
 from tracekern.formatting import ranks as name_ranks
 
-_numbers = itertools.count()
+_num_meetings = Counter[str]()
 _GO, _STOP = "go", "stop"
 
 
-def meet(rank: int, num_ranks: int, timeout_s: float, problem: str = "") -> None:
-    """Returns when all ranks have called it as often.
+def id_of(ranks: Sequence[int]) -> str:
+    """Returns a short text that is equal for the same ranks of the world, of which there may be thousands."""
+    return f"{zlib.crc32(' '.join(map(str, ranks)).encode()):08x}"
+
+
+def meet(rank: int, ranks: Sequence[int], timeout_s: float, problem: str = "") -> None:
+    """Returns when all of these ranks of the world have called it as often. rank: this one.
 
     On all ranks alike, raises PeerLost if one does not come in time, and BadInput with the `problem` that one has.
     """
     from torch.distributed.distributed_c10d import _get_default_store
 
     store, limit = _get_default_store(), timedelta(seconds=timeout_s)
-    place = f"tracekern-meeting-{next(_numbers)}/"
+    who = id_of(ranks)
+    place = f"tracekern-meeting-{who}-{_num_meetings[who]}/"
+    _num_meetings[who] += 1
     decision = f"{place}decision"
     store.set(f"{place}{rank}", "")
     if problem and store.add(f"{place}deciders", 1) == 1:
         store.set(decision, f"rank {rank} {problem}")
-    is_last = store.add(f"{place}arrived", 1) == num_ranks
+    is_last = store.add(f"{place}arrived", 1) == len(ranks)
     if not is_last:
         with contextlib.suppress(RuntimeError):  # somebody is late
             store.wait([decision], limit)
@@ -42,6 +51,6 @@ def meet(rank: int, num_ranks: int, timeout_s: float, problem: str = "") -> None
     if word not in (_GO, _STOP):
         raise BadInput(word)
     if word == _STOP:
-        late = [peer for peer in range(num_ranks) if not store.check([f"{place}{peer}"])]
+        late = [peer for peer in ranks if not store.check([f"{place}{peer}"])]
         who = f"{name_ranks(late)} did not come" if late else "one came too late"
         raise PeerLost(f"rank {rank}: not all ranks open what this one opens: {who} within {timeout_s:g} s")

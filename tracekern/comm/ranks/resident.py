@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tracekern.comm.devices.this_thread import being
-from tracekern.comm.ranks.group import Group, members_of_run, message_timeout_s, name_and_value
+from tracekern.comm.ranks.group import Group, message_timeout_s, name_and_value
 from tracekern.errors import PeerLost
 from tracekern.formatting import ranks as name_ranks
 from tracekern.garbage import without_collector
@@ -111,11 +111,8 @@ class Residents:
             self._changed.notify_all()
 
     def open_group(self, rank: int, members: Sequence[int] | None = None) -> ResidentGroup:
-        """Returns the rank's end of a new group of these ranks, or of all. The n-th of each is the n-th of the others.
-
-        Raises BadInput for what are no ranks of this process, each once, with this one.
-        """
-        ranks = tuple(range(self.num_ranks) if members is None else members_of_run(members, rank, self.num_ranks))
+        """Returns the rank's end of a new group of these ranks, or of all. The n-th of each is the n-th of the others."""
+        ranks = tuple(range(self.num_ranks) if members is None else members)
         with self._changed:
             number, meetings = self._num_groups[rank, ranks], self._meetings.setdefault(ranks, [])
             self._num_groups[rank, ranks] += 1
@@ -232,7 +229,7 @@ class ResidentGroup(Group):
         """rank: of the run."""
         super().__init__(meeting.members.index(rank), len(meeting.members))
         if self.num_ranks < residents.num_ranks:
-            self._global_ranks = list(meeting.members)
+            self._global_ranks, self.num_world_ranks = list(meeting.members), residents.num_ranks
         self.num_residents = residents.num_ranks
         self._residents, self._meeting, self._turns = residents, meeting, turns
 
