@@ -139,7 +139,7 @@ def test_a_new_capture_removes_a_planted_link_of_the_traces_name(tmp_path: Path,
     if planted == "file":
         victim.write_text("precious")
     (tmp_path / TRACE_NAME).symlink_to(victim)
-    forget_old_capture(tmp_path, rank=0, num_ranks=1)
+    forget_old_capture(tmp_path, 0, [0])
     assert not (tmp_path / TRACE_NAME).is_symlink()
     assert victim.exists() == (planted == "file")
 

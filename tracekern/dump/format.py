@@ -6,6 +6,8 @@ Every dtype here is a file format: little endian, no implicit padding. test_form
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -261,6 +263,18 @@ def cut_name(name: str) -> bytes:
 def segment_name(run_id: str, rank: int) -> str:
     """Returns the name of a rank's POSIX shared memory, which is a file of this name in /dev/shm."""
     return f"tracekern-{run_id}-{rank}"
+
+
+def run_name(run_id: str) -> str:
+    """Returns the name that captures one after the other have in common: RUN of RUN.1, and RUN.g01234567 of
+    RUN.g01234567.2, which are of a group of the ranks. Another group may capture at the same time.
+    """
+    return re.sub(r"\.\d+$", "", run_id)
+
+
+def ranks_of(metadata: Mapping[str, Any]) -> list[int]:
+    """Returns the ranks of the capture that a dump's metadata are of: all of the run, or those of a group."""
+    return list(metadata.get("ranks") or range(metadata["num_ranks"]))
 
 
 def dump_file_name(rank: int) -> str:

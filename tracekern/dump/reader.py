@@ -314,7 +314,8 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
     for key in _TEXT_KEYS:
         checker.get(metadata, key, str)
     num_ranks = checker.integer(metadata, "num_ranks", 1, 1 << 20)
-    checker.integer(metadata, "rank", 0, num_ranks)
+    rank = checker.integer(metadata, "rank", 0, num_ranks)
+    _check_group(checker, metadata, rank, num_ranks)
     for key in ("launches_refused", "refused_bytes", "host_spans_lost", "clock_samples_lost"):
         checker.integer(metadata, key)
     for key in ("launches_lost", "launches_counted"):
@@ -358,6 +359,14 @@ def _check_metadata(where: str, metadata: Any, payload_bytes: int) -> tuple[Laun
             raise checker.fail(f"records of launch {launch.launch_idx} overlap those before it")
         records_stop = launch.records_offset + launch.records_count * record_bytes
     return launches
+
+
+def _check_group(checker: _Checker, metadata: dict[str, Any], rank: int, num_ranks: int) -> None:
+    """Checks the ranks of a group's capture; that of all ranks names none."""
+    ranks = checker.get({"ranks": [rank]} | metadata, "ranks", list)
+    are_ranks = all(type(other) is int and 0 <= other < num_ranks for other in ranks)
+    if not are_ranks or ranks != sorted(set(ranks)) or rank not in ranks:
+        raise checker.fail(f"metadata field ranks is {str(ranks)[:40]}, wanted some of {num_ranks}, {rank} among them")
 
 
 def _headers_room(checker: _Checker, metadata: dict[str, Any], payload_bytes: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekern.dump.attempts import metadata_of, place_of, places_in
+from tracekern.dump.format import ranks_of, run_name
 from tracekern.formatting import ranks
 from tracekern.segment.directory_lock import DirectoryLock, run_writing_to
 
@@ -95,7 +96,7 @@ def _begun(directory: Path, claim: Claim) -> int | None:
     for attempt, place in places_in(directory) if claim.run_id else ():
         dumps = metadata_of(place)
         own = {metadata["rank"] for metadata in dumps if metadata["run_id"] == claim.run_id}
-        is_written = run_writing_to(place) == claim.run_id.partition(".")[0]
+        is_written = run_writing_to(place) == run_name(claim.run_id)
         # Where this rank has a dump of that name, an earlier run had the name.
         if (is_written or (own and claim.rank not in own)) and not _fault(_others(dumps, claim)):
             return attempt
@@ -138,4 +139,4 @@ def _evidence(dumps: _Dumps, claim: Claim) -> str:
 def _without_end(dumps: Iterable[dict[str, Any]]) -> list[int]:
     dumps = list(dumps)
     closed = {metadata["rank"] for metadata in dumps if metadata["state"] == "closed"}
-    return sorted(set(range(dumps[0]["num_ranks"])) - closed)
+    return sorted(set(ranks_of(dumps[0])) - closed)

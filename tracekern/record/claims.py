@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import peek_metadata
 from tracekern.errors import BadInput
 from tracekern.files import host_of_processes
 from tracekern.host_clock import Moment, describe_host_clock, host_ns
+
+if TYPE_CHECKING:
+    from tracekern.comm.ranks.group import Group
 
 ADVICE = "choose another directory, or set RANK and WORLD_SIZE where both are ranks of one run"
 _OVERLAP_NS = 100_000_000
@@ -32,6 +35,11 @@ def process_facts() -> dict[str, Any]:
         except OSError:  # another user's processes may be hidden
             break
     return {"host": host_of_processes(), "ancestors": ancestors}
+
+
+def advice_for(group: Group) -> list[str]:
+    """Returns what to do where another run writes to the directory: one rank may know nothing of others."""
+    return [ADVICE] if group.num_ranks == 1 and group.is_world else []
 
 
 def refuse_second_claim(dump: Path) -> None:

@@ -65,7 +65,7 @@ def choose_pairs(clock_ids: Sequence[str]) -> list[tuple[int, int]]:
 
 
 class ClockSampler:
-    """Samples the clocks of all ranks of a group; every call is collective.
+    """Samples the clocks of all ranks of a group; every call is collective. Ranks are called as the run calls them.
 
     append: takes this rank's rows of a round, dtype CLOCK_SAMPLE. peers: pairs of these ranks exchange stamps in their
     heap, all other pairs over the group. Ranks that all read the same clock send each other nothing during a round.
@@ -82,8 +82,9 @@ class ClockSampler:
         self._clock = clock
         self._append = append
         self._peers = peers
-        self._rank = group.rank
-        self._pairs = choose_pairs(group.all_gather(clock.id, "clock samples"))
+        self._rank, ranks = group.world_rank, group.world_ranks
+        pairs = choose_pairs(group.all_gather(clock.id, "clock samples"))
+        self._pairs = [(ranks[initiator], ranks[responder]) for initiator, responder in pairs]
         limit = timedelta(seconds=timeout_s or message_timeout_s())
         self._link = _Link(group.process_group, limit) if self._pairs else None
         self._next_round = 0
@@ -138,7 +139,7 @@ class _Link:
     """Sends small messages between ranks; a receiver sleeps while it waits."""
 
     def __init__(self, group: Any, timeout: timedelta) -> None:
-        """group: a gloo group of all ranks; NCCL would run messages on the device that is being measured."""
+        """group: a gloo group of these ranks; NCCL would run messages on the device that is being measured."""
         import torch.distributed as dist
 
         self._dist = dist
@@ -257,7 +258,7 @@ class CaptureClocks:
 
     @staticmethod
     def _schedule_of(segment: SegmentWriter, run_id: str, group: Group) -> SamplingSchedule:
-        names = [fmt.segment_name(run_id, rank) for rank in range(group.num_ranks)]
+        names = [fmt.segment_name(run_id, rank) for rank in group.world_ranks]
         segments: list[SegmentView] = [segment if name == segment.name else SegmentView.attach(name) for name in names]
         for peer in segments:
             if peer is not segment:

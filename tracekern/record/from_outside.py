@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tracekern.comm.devices.this_thread import this_resident
-from tracekern.comm.ranks.group import losing_peers
+from tracekern.comm.ranks.group import losing_peers, ranks_in
 from tracekern.comm.ranks.launcher_environment import rank_and_size
-from tracekern.comm.ranks.meeting import meet
+from tracekern.comm.ranks.meeting import id_of, meet
 from tracekern.environment import positive_number
 from tracekern.errors import BadInput, one_line
 from tracekern.record.guard import Guard
@@ -44,8 +44,8 @@ _windows: dict[Any, _Window] = {}
 """What was asked for last, in this process or by each resident rank in it."""
 _last_launch = -1, ""
 """Number and key of the last launch that this process has asked for, captured or not."""
-_num_joint = 0
-"""Captures that ranks have opened together after start()."""
+_num_joint = Counter[str]()
+"""Captures that ranks have opened together after start(), by JointStart.who."""
 
 
 def launch(
@@ -98,8 +98,8 @@ def launch(
 def start(path: str | Path, *, launches: int | None = None, **options: Any) -> Path | None:
     """Asks for a capture that opens at the next `tracekern.launch()`. In any thread; never raises for what it is given.
 
-    All ranks call it, each when it hears of it: the capture opens at a launch that all of them have before them then,
-    and none waits for another. What an earlier start() or TRACEKERN_CAPTURE began is ended.
+    All ranks call it, or those of `group` alone, each when it hears of it: the capture opens at a launch that all of
+    them have before them then, and none waits for another. What an earlier start() or TRACEKERN_CAPTURE began is ended.
 
     Args:
         path: The directory, another one for each capture: it replaces an earlier capture there.
@@ -114,6 +114,8 @@ def start(path: str | Path, *, launches: int | None = None, **options: Any) -> P
         if launches is not None and (not isinstance(launches, int) or launches < 1):
             raise BadInput(f"start(launches={launches!r}): wanted 1 or more")
         directory = _make(path, options).directory
+        if _has_process_group() and this_resident() is None:
+            _ranks_of(options)
         if (earlier := _windows.get(this_resident())) is not None:
             earlier.stop()
         if (other := open_capture()) is not None:
@@ -249,15 +251,16 @@ class _Window:
         """Tells the other ranks of torch.distributed, if it is there by now, that this one has called start()."""
         with self._lock:
             if self._joint is None and this_resident() is None and _has_process_group():
-                import torch.distributed as dist
+                self._joint = self._if_store_works(self._join)
 
-                rank, num_ranks = dist.get_rank(), dist.get_world_size()
-                if num_ranks > 1:
-                    self._joint = self._if_store_works(lambda: JointStart(rank, num_ranks, _num_joint, *_last_launch))
+    def _join(self) -> JointStart | None:
+        import torch.distributed as dist
+
+        ranks = _ranks_of(self._options or {})
+        return JointStart(dist.get_rank(), ranks, _num_joint[id_of(ranks)], *_last_launch) if len(ranks) > 1 else None
 
     def _is_due(self, number: int, key: str) -> bool:
         """Returns whether the capture opens at this launch. One of TRACEKERN_CAPTURE does at the first of each rank."""
-        global _num_joint
         if self._options is None:
             return True
         self.tell_others()
@@ -266,7 +269,7 @@ class _Window:
         if not self._if_store_works(lambda: joint.is_due(number, key)):
             return False
         self._joint = None
-        _num_joint += 1
+        _num_joint[joint.who] += 1
         return True
 
     def _leave(self, joint: JointStart) -> None:
@@ -279,7 +282,7 @@ class _Window:
     def _if_store_works(self, call: Callable[[], _Result]) -> _Result | None:
         try:
             return call()
-        except (RuntimeError, TypeError, ValueError) as error:  # the last two where the backend has no store
+        except (BadInput, RuntimeError, TypeError, ValueError) as error:  # the last two where the backend has no store
             _log.warning("capture %s: nothing is recorded: %s", self._path, one_line(error))
             self._is_wanted, self._joint = False, None
             return None
@@ -290,7 +293,7 @@ class _Window:
         with guard:
             options = _options_of_environment() if self._options is None else self._options
             _make(self._path, options)
-            _meet()
+            _meet(options)
             self.session = _make(self._path, options, on_error="warn")
             self._every = int(options.get("every", 1))
             self.session.on_rival, self.session.peers_limit_s = self._give_way, _CLOSING_S
@@ -368,14 +371,22 @@ def _why_ranks_cannot_meet() -> str:
     return ""
 
 
-def _meet() -> None:
-    """Waits for all ranks, but not as long as for a message. Raises PeerLost if one does not come."""
+def _ranks_of(options: dict[str, Any]) -> Sequence[int]:
+    """Returns the ranks of torch.distributed that capture. Raises BadInput where this one is none of them."""
+    import torch.distributed as dist
+
+    group = options.get("group")
+    return range(dist.get_world_size()) if group is None else ranks_in(group)
+
+
+def _meet(options: dict[str, Any]) -> None:
+    """Waits for all ranks that capture, but not as long as for a message. Raises PeerLost if one does not come."""
     if this_resident() is None and _has_process_group():
         import torch.distributed as dist
 
-        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
         with losing_peers(rank):
-            meet(rank, range(num_ranks), positive_number("TRACEKERN_GROUP_TIMEOUT_S", _OPENING_S))
+            meet(rank, _ranks_of(options), positive_number("TRACEKERN_GROUP_TIMEOUT_S", _OPENING_S))
 
 
 def _has_process_group() -> bool:

@@ -26,7 +26,7 @@ _log = logging.getLogger("tracekern")
 def leave_dump(
     group: Group, segment: SegmentView, directory: Path, one_disk: bool, in_order: bool, is_gone: bool
 ) -> None:
-    """Write or send this rank's dump; rank 0 writes the manifest last.
+    """Write or send this rank's dump; the first rank of the group writes the manifest last.
 
     is_gone: the program has destroyed the process group, so that no rank knows which of them is the last.
 
@@ -40,8 +40,8 @@ def leave_dump(
     if one_disk and group.is_connected:
         _meet(group, segment, problem, in_order)
     elif group.is_connected and group.rank == 0:
-        for rank in range(1, group.num_ranks):
-            _receive(group, rank, directory)
+        for place in range(1, group.num_ranks):
+            _receive(group, place, directory)
     elif group.is_connected:
         _send(group, segment, directory)
     if problem:
@@ -78,7 +78,7 @@ def _write(directory: Path, segment: SegmentView) -> str:
 
 
 def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> None:
-    """Waits until all ranks have tried to write their dumps; rank 0 logs those that failed."""
+    """Waits until all ranks have tried to write their dumps; the first one logs those that failed."""
     is_launched = os.environ.get("TRACEKERN_KEEP_SEGMENT") == "1"  # tracekern's launcher says who died or failed
     try:
         group.barrier() if in_order else group.barrier(_DISORDER_TIMEOUT_S)
@@ -91,8 +91,8 @@ def _meet(group: Group, segment: SegmentView, problem: str, in_order: bool) -> N
         _log.log(logging.INFO if is_launched else logging.WARNING, told, segment.metadata["directory"], error, left)
         return
     if group.rank == 0 and not is_launched:
-        for rank, text in enumerate(problems):
-            if text and rank != group.rank:  # which raises its own
+        for rank, text in zip(group.world_ranks, problems, strict=True):
+            if text and rank != group.world_rank:  # which raises its own
                 how = how_to_save(segment.metadata["run_id"])
                 _log.warning("rank %d could not write its dump: %s; %s", rank, text, how)
 
@@ -109,16 +109,16 @@ def save_torch_profile(profile: Any, path: Path, group: Group) -> Path:
         else:
             profile.export_chrome_trace(str(source))
         told = source if isinstance(profile, str | Path) else "add_torch_profile(): what the profiler exported"
-        read_profile(source, group.rank, group.num_ranks, told)
+        read_profile(source, group.world_rank, group.num_world_ranks, told)
         data = source.read_bytes()
     with file_of_capture(path) as file:
         file.write(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 3))
     return path
 
 
-def _receive(group: Group, rank: int, directory: Path) -> None:
-    """Receives a rank's dump, writes it to this disk, and answers whether it was written."""
-    chunks = group.receive_bytes(rank)
+def _receive(group: Group, place: int, directory: Path) -> None:
+    """Receives a rank's dump, writes it to this disk, and answers whether it was written. place: the rank's number."""
+    rank, chunks = group.world_ranks[place], group.receive_bytes(place)
     try:
         try:
             with file_of_capture(directory / fmt.dump_file_name(rank)) as file:
@@ -130,23 +130,23 @@ def _receive(group: Group, rank: int, directory: Path) -> None:
             is_saved = False
             for _ in chunks:  # the rank sends all of it before it reads the answer
                 pass
-        group.send_bytes(memoryview(bytes([is_saved])), rank)
+        group.send_bytes(memoryview(bytes([is_saved])), place)
     except PeerLost as error:
         _log.warning("capture %s: no dump of rank %d (%s)", directory, rank, error)
 
 
 def _send(group: Group, segment: SegmentView, directory: Path) -> None:
-    """Sends this rank's dump to rank 0.
+    """Sends this rank's dump to the first rank of the group.
 
-    If rank 0 is gone or has no room, writes the dump to this node's disk, from where it can be merged later.
+    If that is gone or has no room, writes the dump to this node's disk, from where it can be merged later.
     """
     try:
         group.send_bytes(pack(segment), 0)
         is_saved = b"".join(group.receive_bytes(0)) == bytes([True])
-        why = "rank 0 could not write it"
+        why = f"rank {group.world_ranks[0]} could not write it"
     except PeerLost as error:
-        is_saved, why = False, f"rank 0 is gone ({error})"
+        is_saved, why = False, f"rank {group.world_ranks[0]} is gone ({error})"
     if not is_saved:
-        path = directory / fmt.dump_file_name(group.rank)
+        path = directory / fmt.dump_file_name(group.world_rank)
         _log.warning("%s; this rank's dump is %s", why, path)
         write_dump(path, segment)

@@ -13,7 +13,10 @@ import math
 import time
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
+
+from tracekern.comm.ranks.meeting import id_of
 
 _GO, _AGAIN = "go", "again"
 _LOOK_S, _MOST_LOOK_S, _GROWTH = 0.005, 0.2, 1.5
@@ -26,13 +29,15 @@ _LEVELS, _KEPT_OF_LEVEL = 12, 4
 class JointStart:
     """This rank's part, from its call of start() on. What the store cannot do raises RuntimeError, as torch does."""
 
-    def __init__(self, rank: int, num_ranks: int, window: int, number: int, key: str) -> None:
-        """window: how many captures the ranks have opened so before. number, key: of this rank's last launch."""
+    def __init__(self, rank: int, ranks: Sequence[int], window: int, number: int, key: str) -> None:
+        """ranks: of the world, which open the capture; rank is this one. window: how many captures they have opened so
+        before. number, key: of this rank's last launch."""
         from torch.distributed import distributed_c10d
 
-        prefix = f"tracekern-start-{window}"
+        self.who = id_of(ranks)
+        prefix = f"tracekern-start-{self.who}-{window}"
         self._store: Any = distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
-        self._rank, self._num_ranks = rank, num_ranks
+        self._rank, self._num_ranks = ranks.index(rank), len(ranks)
         self._launches = _Launches()
         self._launches.add(number, key)
         self._began, self._began_s = number, time.monotonic()

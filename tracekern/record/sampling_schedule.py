@@ -48,7 +48,8 @@ _READY, _DECISION, _DUE = _word_of("ready_launch"), _word_of("decision"), _word_
 class SamplingSchedule:
     """Schedule of one rank.
 
-    segments: of all ranks on this host, by rank. Call postpone() before the first launch.
+    segments: of all ranks on this host, by rank. rank: this one's place among them. Call postpone() before the first
+    launch.
     """
 
     def __init__(self, rank: int, segments: Sequence[SegmentView]) -> None:

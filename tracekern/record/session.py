@@ -92,13 +92,14 @@ def capture(
     clocks: bool = True,
     host_spans: int = 10_000,
     device: CaptureDevice | Literal["cpu", "cuda"] | None = None,
+    group: Any = None,
     sink: Sink = "auto",
     preload: Sequence[Callable[[], None]] = (),
     on_error: OnError = "raise",
 ) -> Capture:
     """Records what happens inside its `with` block into a directory: `with tracekern.capture(...) as capture:`.
 
-    All ranks of a run open it together, with the same path. The directory gets one dump for each rank.
+    All ranks of a run, or of `group`, open it together, with the same path. The directory gets one dump for each rank.
 
     Args:
         path: The directory. Dumps of an earlier run in it are replaced, but faults are not (docs/reliability.md).
@@ -116,8 +117,8 @@ def capture(
         command: The command line, stored with the capture. That of this process where None.
         clocks: Sample the ranks' clocks, so that they can be put on one time axis.
         host_spans: Room for this number of `range()` spans; a flight recorder keeps the last ones.
-        device: Where the kernels run: the `device` of a Communicator, "cuda" for torch's current GPU, or "cpu".
-            None: "cuda" if this process has used torch.cuda, "cpu" otherwise.
+        device: The `device` of a Communicator, "cuda" for torch's current GPU, or "cpu". None: "cuda" if torch used it.
+        group: Ranks that capture, each group at its path: a ProcessGroup, a list of the run's ranks or a Group; or all.
         sink: Where records go: "host" or "device" memory. "auto" takes device memory for kernels that `counting()`
             found to record faster than the bus can carry. That of a flight recorder survives a trap and the rank.
         preload: Functions that load kernels' bodies, called at the opening. A later load may wait for one that spins.
@@ -126,14 +127,13 @@ def capture(
     Raises:
         BadInput: An argument cannot be used, or another capture is open in this process.
     """
-    guard = Guard(str(path), on_error)
-    with guard:
+    with (guard := Guard(str(path), on_error)):
         check_built()
         names = list_of_names("roles", roles), list_of_names("events", events)
         selection = Selection(records_per_track, blocks, *names, every, keep, clock, detail)
-        setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload)
+        setup = Setup(device or used_device(), sink, max_bytes, host_spans, clocks, preload, group)
         return Capture(directory_of(path), selection, about_run(selection, settings, command), setup, guard)
-    return Capture(Path(str(path)), Selection(), {}, Setup("cpu", "host", 1, 0, False, ()), guard)  # it never opens
+    return Capture(Path(str(path)), Selection(), {}, Setup(group=group), guard)  # it never opens
 
 
 class Capture:
@@ -191,7 +191,7 @@ class Capture:
                 "close it first" if other._pid == os.getpid() else "this is a fork of its rank: fork before it opens"
             )
             raise BadInput(f"{self.directory}: a capture into {other.directory} is open; {what_to_do}")
-        self.group = Group.discover()
+        self.group = Group.another(self._setup.group)
         with contextlib.ExitStack() as undo:
             undo.callback(self.group.close)
             with self.group.in_step():
@@ -215,7 +215,7 @@ class Capture:
         about = opening_metadata(self.run_id, self.group, self.device, self.directory, self._selection.record_format)
         about |= self._claim.about()
         self.segment = SegmentWriter.create(
-            self.run_id, self.group.rank, about | self._about, setup.max_bytes, setup.host_spans
+            self.run_id, self.group.world_rank, about | self._about, setup.max_bytes, setup.host_spans
         )
         undo.callback(self.segment.close)
         undo.callback(self.device.memory.detach)
@@ -264,7 +264,7 @@ class Capture:
             self._give_back(is_saved)
         if not self._num_given_up and (why := why_refused(self.segment.header, self._selection.keep)):
             _log.warning("capture %s: %s", self.directory, why)
-        _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.rank, self.footprint_bytes)
+        _log.info("capture %s: rank %d held %d bytes", self.directory, self.group.world_rank, self.footprint_bytes)
 
     def _give_back(self, is_saved: bool) -> None:
         with contextlib.ExitStack() as rest:  # all of it, whatever fails
@@ -287,14 +287,14 @@ class Capture:
         problem = self.device.error()
         if problem or not is_idle:
             why = problem or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
-            _log.warning("capture %s: rank %d: %s; what it recorded is kept", self.directory, self.group.rank, why)
+            told = "capture %s: rank %d: %s; what it recorded is kept"
+            _log.warning(told, self.directory, self.group.world_rank, why)
         self._collect(is_idle)  # first: a peer that hangs may hold this rank until it is killed
         for lacked in lacking_bodies(self.segment):
             _log.warning("capture %s: %s", self.directory, lacked["text"])
         for name in self._launches.unknown_names():
-            _log.warning(
-                "capture %s: no kernel has an event or role %r; nothing of it was recorded", self.directory, name
-            )
+            told = "capture %s: no kernel has an event or role %r; nothing of it was recorded"
+            _log.warning(told, self.directory, name)
         return self._clocks.close(in_order and not problem, self.peers_limit_s)
 
     @property
@@ -510,7 +510,7 @@ class Capture:
         Raises:
             BadInput: There is no trace, or another rank made it.
         """
-        path = self.directory / fmt.torch_profile_file_name(self.group.rank)
+        path = self.directory / fmt.torch_profile_file_name(self.group.world_rank)
         with self._guard:
             if not self._guard.is_off:
                 save_torch_profile(profile, path, self.group)
@@ -546,31 +546,27 @@ class Capture:
 
         It runs after all other checks, so that a mistake in the arguments costs no earlier capture.
         """
-        if self.group.is_connected:
-            advice = [claims.ADVICE] if self.group.num_ranks == 1 else []  # maybe ranks that know nothing of each other
-            self._directory_lock = DirectoryLock(self.directory, self.run_id, *advice)
+        if (group := self.group).is_connected:
+            self._directory_lock = DirectoryLock(self.directory, self.run_id, *claims.advice_for(group))
             undo.callback(self._directory_lock.release)
-        claims.refuse_second_claim(self.directory / fmt.dump_file_name(self.group.rank))
-        try:
-            forget_old_capture(self.directory, self.group.rank, self.group.num_ranks if self._one_disk else 1)
-        except OSError as error:
-            raise BadInput(
-                f"{self.directory}: cannot be written ({error.strerror}); choose another directory"
-            ) from None
+        claims.refuse_second_claim(self.directory / fmt.dump_file_name(group.world_rank))
+        replaced = None if group.rank else group.world_ranks[: None if self._one_disk else 1]
+        forget_old_capture(self.directory, group.world_rank, replaced)
 
     def _meet(self) -> tuple[str, bool]:
         """Returns the run's name, the same on all ranks, and whether all write to one directory. Collective."""
         ordinal = _num_opened[this_resident()]
         _num_opened[this_resident()] += 1
         run_id = make_run_id(ordinal, self.group)
-        self._claim = Claim.of_capture(self.directory, run_id, self.group.rank)
+        self._claim = Claim.of_capture(self.directory, run_id, self.group.world_rank)
         attempt, why = choose_attempt(self.directory, self._claim) if self.group.is_connected else (0, "")
         own = run_id, attempt, str(self.directory), directory_id(self.directory)
         names, attempts, places, ids = zip(*self.group.all_gather(own, "the opening of a capture"), strict=True)
         self.directory = place_of(self.directory, int(attempts[0]))
-        for told in filter(None, (why, differing_directories(places))) if self.group.rank == 0 else ():
+        ranks = self.group.world_ranks
+        for told in filter(None, (why, differing_directories(places, ranks))) if self.group.rank == 0 else ():
             _log.warning("%s", told)
-        return check_run_id(names[0]), len(set(ids)) == 1
+        return check_run_id(names[0], ranks[0]), len(set(ids)) == 1
 
     def _open_mirror(self) -> None:
         """Allocates device memory for records; for a flight recorder, memory that outlives this process."""

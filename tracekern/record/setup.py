@@ -18,6 +18,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tracekern.comm.ranks.meeting import id_of
 from tracekern.environment import warn_of_unread
 from tracekern.errors import BadInput
 from tracekern.formatting import count, without_nan
@@ -41,12 +42,14 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 class Setup:
     """Resources of a capture. Raises BadInput for values that cannot be used."""
 
-    device: CaptureDevice | Literal["cpu", "cuda"]
-    sink: Sink
-    max_bytes: int
-    host_spans: int
-    clocks: bool
-    preload: Sequence[Callable[[], None]]
+    device: CaptureDevice | Literal["cpu", "cuda"] = "cpu"
+    sink: Sink = "host"
+    max_bytes: int = 1
+    host_spans: int = 0
+    clocks: bool = False
+    preload: Sequence[Callable[[], None]] = ()
+    group: Any = None
+    """The ranks that capture; None: all."""
 
     def __post_init__(self) -> None:
         for name, value, low, bits in (("max_bytes", self.max_bytes, 1, 48), ("host_spans", self.host_spans, 0, 32)):
@@ -92,8 +95,9 @@ def opening_metadata(
         cost_ns = overhead_ns(device.backend, device.name, record_format)
     return {
         "run_id": run_id,
-        "rank": group.rank,
-        "num_ranks": group.num_ranks,
+        "rank": group.world_rank,
+        "num_ranks": group.num_world_ranks,
+        **({} if group.is_world else {"ranks": group.world_ranks}),
         "num_residents": group.num_residents,
         "node": platform.node(),
         "machine": machine_id(),
@@ -115,10 +119,12 @@ def opening_metadata(
 def make_run_id(ordinal: int, group: Group) -> str:
     """Returns the name of a run: that of TRACEKERN_RUN_ID, else a new one. ordinal: of the capture in this process.
 
+    A group of the ranks has another name than all of them: two may capture at the same time.
     Raises BadInput for ranks that neither exchange messages nor have a name in common.
     """
     base = re.sub(r"[^A-Za-z0-9_-]", "_", os.environ.get("TRACEKERN_RUN_ID", ""))
     if base:
+        base = base if group.is_world else f"{base}.g{id_of(group.world_ranks)}"
         return f"{base}.{ordinal}" if ordinal else base
     if not group.is_connected:
         raise BadInput(
@@ -128,14 +134,14 @@ def make_run_id(ordinal: int, group: Group) -> str:
     return f"{int(time.time()):x}-{secrets.token_hex(4)}"
 
 
-def differing_directories(directories: Sequence[str]) -> str:
-    """Returns one line that names the directories of a run's ranks where they differ; else ""."""
+def differing_directories(directories: Sequence[str], world_ranks: Sequence[int]) -> str:
+    """Returns one line that names the directories of a capture's ranks where they differ; else ""."""
     if len(set(directories)) == 1:
         return ""
-    ranks = {directory: directories.index(directory) for directory in directories}
+    ranks = {directory: world_ranks[directories.index(directory)] for directory in directories}
     named = [f"{directory} (rank {rank})" for directory, rank in list(ranks.items())[:_MOST_NAMED]]
     more = f" and {count(len(ranks) - _MOST_NAMED, 'other')}" if len(ranks) > _MOST_NAMED else ""
-    where = f"all dumps go to that of rank 0, {directories[0]}"
+    where = f"all dumps go to that of rank {world_ranks[0]}, {directories[0]}"
     return f"the ranks of this run gave different directories: {', '.join(named)}{more}; {where}"
 
 
@@ -144,11 +150,11 @@ def is_text(name: object) -> bool:
     return isinstance(name, str) and not _SURROGATE.search(name)
 
 
-def check_run_id(told: object) -> str:
-    """Returns a run's name as rank 0 told it. Raises BadInput unless names of files can have it as a part."""
+def check_run_id(told: object, teller: int) -> str:
+    """Returns a run's name as rank `teller` told it. Raises BadInput unless names of files can have it as a part."""
     if isinstance(told, str) and _RUN_ID.fullmatch(told):
         return told
-    raise BadInput(f"rank 0 names the run {str(told)[:100]!r}; wanted letters, digits, '-', '_' and '.'")
+    raise BadInput(f"rank {teller} names the run {str(told)[:100]!r}; wanted letters, digits, '-', '_' and '.'")
 
 
 def check_built() -> None:

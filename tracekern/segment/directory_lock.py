@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tracekern.dump.format import run_name
 from tracekern.errors import BadInput
 from tracekern.segment.file_lock import FileLock, is_held
 
@@ -40,12 +41,13 @@ class DirectoryLock:
     """The lock of one rank; ranks that share a process have one each. Forks of the process do not hold it."""
 
     def __init__(self, directory: Path, run_id: str, advice: str = "choose another directory") -> None:
-        """Makes the directory and takes its lock. run_id: of the capture; RUN and RUN.1, of one launch, share it.
+        """Makes the directory and takes its lock. run_id: of the capture; RUN and RUN.1, of one launch, share it, and
+        groups of its ranks do not.
 
         Raises BadInput, with the other run's name, if another run has it, and if nothing can be written there.
         """
         self._directory, self._path = directory, directory / LOCK_NAME
-        self._run = run_id.partition(".")[0]
+        self._run = run_name(run_id)
         self._other = "another run"
         give_up = time.monotonic() + _TRIES_S
         for tries in itertools.count(1):

@@ -102,7 +102,10 @@ def _dead_runs(directory: Path, command: str = "") -> list[_DeadRun]:
     runs = []
     for run_id, dead in reversed(find_dead().items()):
         leftovers = [one for one in find_leftovers(run_id) if _is_into(directory, one) or command == one.command != ""]
-        names = {run_id, *(leftover.recording for leftover in leftovers)}
+        names = {
+            run_id.partition(".")[0],
+            *(leftover.recording for leftover in leftovers),
+        }  # a launcher's, of all groups
         if leftovers and not any(map(_is_kept, map(_marker, names))):
             num_bytes = sum((SHM_DIR / name).stat().st_blocks * 512 for name in list_segments(run_id))
             runs.append(_DeadRun(run_id, dead, num_bytes, leftovers))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tracekern.dump.format import run_name
 from tracekern.segment.file_lock import FileLock, is_held
 
 SHM_DIR = Path("/dev/shm")
@@ -49,11 +50,12 @@ def remove_segment(name: str) -> None:
 
 
 def list_segments(run_id: str, of_anybody: bool = False) -> list[str]:
-    """Returns the names of a run's segments in /dev/shm, with those of its later captures (RUN.1, RUN.2).
+    """Returns the names of a run's segments in /dev/shm, with those of its later captures (RUN.1, RUN.2) and of groups
+    of its ranks (RUN.g01234567, RUN.g01234567.1).
 
     An empty run_id selects all runs. of_anybody: also names that other users made, which open_segment() refuses.
     """
-    of_run = re.compile((re.escape(f"tracekern-{run_id}") if run_id else "tracekern-.+") + r"(\.\d+)?-\d+")
+    of_run = re.compile((re.escape(f"tracekern-{run_id}") if run_id else "tracekern-.+") + r"(\.\w+)*-\d+")
     with os.scandir(SHM_DIR) as entries:
         return sorted(
             entry.name for entry in entries if of_run.fullmatch(entry.name) and (of_anybody or _is_own(entry))
@@ -63,18 +65,18 @@ def list_segments(run_id: str, of_anybody: bool = False) -> list[str]:
 def find_dead(run_id: str = "") -> dict[str, list[int]]:
     """Returns the ranks of each run whose segments are all that is left: no process records into one. Newest first.
 
-    A run of several captures (RUN, RUN.1) is one.
+    A run of several captures (RUN, RUN.1) is one. One of a group of its ranks (RUN.g01234567) is another.
     """
     found: dict[str, set[int]] = {}
     alive, age = set[str](), dict[str, float]()
     for name in list_segments(run_id):
         capture, _, rank = name.removeprefix("tracekern-").rpartition("-")
-        run = capture.partition(".")[0]
+        run = run_name(capture)
         with contextlib.suppress(OSError):  # removed meanwhile, or open to others
             age[run] = max(age.get(run, 0.0), (SHM_DIR / name).stat().st_mtime)
             found.setdefault(run, set()).add(int(rank))
             if has_owner(name):
-                alive.add(run)
+                alive |= {run, run.partition(".")[0]}  # what is saved of a run takes that of its groups along
     return {run: sorted(found[run]) for run in sorted(found, key=lambda run: -age[run]) if run not in alive}
 
 

@@ -38,6 +38,9 @@ class Leftover:
     run_id: str
     rank: int
     num_ranks: int
+    """How many ranks its run has."""
+    ranks: list[int]
+    """Ranks of its capture: all of the run, or those of a group."""
     pid: int
     is_running: bool
     """Whether its rank still records, or may."""
@@ -58,10 +61,10 @@ def find_leftovers(run_id: str = "") -> list[Leftover]:
             segment = SegmentView.attach(name)
             metadata, pid = segment.metadata, int(segment.header["pid"])
             segment.close()
-            about = (str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"]))
+            about = str(metadata["run_id"]), int(metadata["rank"]), int(metadata["num_ranks"])
             where, when = Path(metadata["directory"]), datetime.datetime.fromisoformat(metadata["created"])
             texts = (str(metadata.get(key, "")) for key in ("command", "recording"))
-            found.append(Leftover(*about, pid, has_owner(name), where, when, *texts))
+            found.append(Leftover(*about, fmt.ranks_of(metadata), pid, has_owner(name), where, when, *texts))
         except (*_DAMAGED, FileNotFoundError):  # another user's, not a capture's, or just removed
             continue
     return sorted(found, key=lambda leftover: (leftover.run_id, leftover.rank))
@@ -153,8 +156,16 @@ def _save(segment: SegmentView, directory: Path | None, deadline: float, killed_
             return None
         if other:
             raise BadInput(f"{target / file_name}: holds run {other}, captured there since; choose another directory")
+        _refuse_other_groups(target, metadata["run_id"])
         write_dump(target / file_name, segment, killed_by.get(metadata["rank"], ""))
     return place
+
+
+def _refuse_other_groups(target: Path, run_id: str) -> None:
+    """Raises BadInput for a directory with dumps of other groups of the launch. Their ranks, so names, are others."""
+    for other in map(run_in, target.glob("rank_*.tkdump")):
+        if other.partition(".")[0] == run_id.partition(".")[0] and fmt.run_name(other) != fmt.run_name(run_id):
+            raise BadInput(f"{target}: holds run {other}, of other ranks; choose another directory")
 
 
 def _bring_closed(origin: Path, target: Path, run_id: str) -> None:
