@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump.attempts import describe_later
-from tracekern.dump.format import CLOCK_SAMPLE
+from tracekern.dump.format import CLOCK_SAMPLE, ranks_of
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
 from tracekern.formatting import number_ranges
@@ -27,7 +27,7 @@ from tracekern.timeline.join.damage import damaged_times
 from tracekern.timeline.join.engine_peers import name_peers
 from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.join.host_lanes import HostLane, add_lanes, read_lanes
-from tracekern.timeline.join.members import name_world_ranks
+from tracekern.timeline.join.members import group_problems, name_world_ranks
 from tracekern.timeline.join.nodes import name_nodes
 from tracekern.timeline.model import LOSS_KINDS, OPEN_END, ClockFit, Int32, Int64, Problem, Timeline, TrackKind
 
@@ -66,7 +66,8 @@ def load(
     timeline = _join_lanes(pieces, lanes, [*beside, *outside])
     timeline = _join_flows(timeline)
     timeline = _tighten(timeline)
-    timeline = timeline.replace(problems=(*damaged_times(timeline), *timeline.problems, *_unequal_keys(timeline)))
+    problems = (*damaged_times(timeline), *timeline.problems, *group_problems(timeline), *_unequal_keys(timeline))
+    timeline = timeline.replace(problems=problems)
     if strict:
         _refuse_losses(timeline)
     return timeline
@@ -114,12 +115,15 @@ def _check_run(dumps: Sequence[Dump], partial: bool) -> list[Problem]:
                 f"{dump.path}: says {dump.metadata['num_ranks']} ranks, {first.path} {first.metadata['num_ranks']}; "
                 "merge captures of one run"
             )
+        if ranks_of(dump.metadata) != ranks_of(first.metadata):
+            raise BadInput(f"{dump.path}: is of another group of ranks than {first.path}; merge one capture at a time")
         if dump.rank == before.rank:
             raise BadInput(f"{dump.path}: rank {dump.rank} is also in {before.path}; name each rank once")
-    missing = sorted(set(range(first.metadata["num_ranks"])) - {dump.rank for dump in dumps})
+    members = ranks_of(first.metadata)
+    missing = sorted(set(members) - {dump.rank for dump in dumps})
     if not missing:
         return []
-    text = f"{len(missing)} of {first.metadata['num_ranks']} ranks have no dump: {number_ranges(missing)}"
+    text = f"{len(missing)} of {len(members)} ranks have no dump: {number_ranges(missing)}"
     if not partial:
         raise BadInput(
             f"{first.path.parent}: {text}; name the directories of all nodes, or go on without them with --partial"

@@ -303,8 +303,9 @@ def shared_gpus(ranks: Iterable[Rank]) -> list[list[int]]:
     return [numbers for numbers in found.values() if len(numbers) > 1]
 
 
-ABSENT_KINDS = ("missing_rank", "left_out_rank")
-"""Kinds of problems about ranks that are not in the timeline: without a dump, or not selected."""
+ABSENT_KINDS = ("missing_rank", "left_out_rank", "outside_rank")
+"""Kinds of problems about ranks that are not in the timeline: without a dump, not selected, or not of the group that
+captured although its kernels may have waited for them."""
 
 CONTRADICTION_KINDS = ("backwards_flow", "contradicting_flows")
 """Kinds of problems about waits that ended before what they waited for: the events or the common axis are wrong."""

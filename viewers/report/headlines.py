@@ -256,7 +256,7 @@ def trust(findings: Findings, said: str = "") -> str:
     others = sum(rank.num_open_spans for rank in summary.ranks) - findings.waits.num_open
     if others > 0:
         parts.append(f"{count(others, 'other span' if findings.waits.num_open else 'span')} never ended")
-    parts += [problem.text for problem in findings.timeline.problems if problem.kind == "attempts"]
+    parts += [problem.text for problem in findings.timeline.problems if problem.kind in ("attempts", "group")]
     parts += [
         f"ranks {number_ranges(of)} share one GPU: the order in which it begins their kernels is held against nobody"
         for of in shared_gpus(findings.timeline.ranks)

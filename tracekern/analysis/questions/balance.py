@@ -20,6 +20,7 @@ from tracekern.formatting import brief
 from tracekern.timeline.facts.roles import roles_of
 from tracekern.timeline.facts.stages import joined_ranks
 from tracekern.timeline.intervals import union_ns
+from tracekern.timeline.join.members import lacks_ranks
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
@@ -331,10 +332,9 @@ def _num_experts(
     in_use = len({(part[load.rank], load.name) for load in loads})
     if len(joined) > 1:  # each may have as many as are named
         return in_use
-    named, num_ranks = settings.get("experts"), len(timeline.ranks)
+    named = settings.get("experts")
     # What the experts of a rank got that is not here is not known: they did not get nothing.
-    is_rank_missing = any(rank.metadata.get("num_ranks", num_ranks) > num_ranks for rank in timeline.ranks)
-    return max(named, in_use) if isinstance(named, int) and not is_rank_missing else in_use
+    return max(named, in_use) if isinstance(named, int) and not lacks_ranks(timeline) else in_use
 
 
 def _expert_loads(timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> tuple[WorkLoad, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tracekern.analysis.groups import group_rows
 from tracekern.timeline.join.flows import join_flows, lossy_launches, values_of
+from tracekern.timeline.join.members import ranks_beyond
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -86,8 +87,8 @@ def _all_told(timeline: Timeline, signal: Int64, wait: Int64) -> Mask:
     spans, rank_of_track = timeline.spans, timeline.track_ranks()
     lossy = {launch.rank for launch in timeline.launches if launch.records_lost or launch.records_overwritten}
     is_lossy = np.array([rank in lossy for rank in range(int(rank_of_track.max(initial=-1)) + 1)], bool)
-    num_ranks = len(timeline.ranks)
-    is_rank_missing = any(rank.metadata.get("num_ranks", num_ranks) > num_ranks for rank in timeline.ranks)
+    beyond = ranks_beyond(timeline, {rank.rank for rank in timeline.ranks})
+    is_rank_missing = np.array([bool(ranks) for ranks in beyond], bool)[spans.launch[wait]]
     meets_others = {event.channel for event in timeline.events if event.has("peer")}
     across = of_events(timeline, [event.channel in meets_others for event in timeline.events])[wait]
 
@@ -96,7 +97,7 @@ def _all_told(timeline: Timeline, signal: Int64, wait: Int64) -> Mask:
     of_others = is_lossy[source] & (source != rank_of_track[spans.track[at]])
     num_told = np.bincount(at[of_others], minlength=len(spans))[wait]
     own_lossy = is_lossy[rank_of_track[spans.track[wait]]]
-    told = np.where(across, (num_told == len(lossy) - own_lossy) & (not is_rank_missing), ~own_lossy)
+    told = np.where(across, (num_told == len(lossy) - own_lossy) & ~is_rank_missing, ~own_lossy)
     return np.asarray(told, bool)
 
 

@@ -130,6 +130,7 @@ def _tell(directory: Path, recording: str, saved: Container[str]) -> list[Path]:
     saved: runs of it that ranks left in shared memory.
     """
     from tracekern.dump.attempts import metadata_of, places_in
+    from tracekern.dump.format import ranks_of
 
     places = []
     for _, place in places_in(directory):  # a fault, a restart or another program of the recording makes attempts
@@ -138,7 +139,7 @@ def _tell(directory: Path, recording: str, saved: Container[str]) -> list[Path]:
             places.append(place)
             num_launches = sum(len(metadata["launches"]) for metadata in found)
             note(f"{count(num_launches, 'launch')} of {ranks([metadata['rank'] for metadata in found])} -> {place}")
-            is_partial = len(found) < found[0]["num_ranks"]
+            is_partial = len(found) < len(ranks_of(found[0]))
             _report(place, is_partial)
             note(f"more of it: {suggest('report', place, *['--partial'] * is_partial)}   {show_it(place)}")
     return places

@@ -45,7 +45,7 @@ def salvage(
     dead = _dead_ranks(run_id, leftovers)
     if discard:
         discard_run(run_id)
-        _tell(run_id, f"removed what {ranks(dead)} left", [], [], as_json)
+        _tell(run_id, f"removed what {ranks(dead)} left", [], {}, as_json)
     else:
         _save(run_id, leftovers, dead, directory, as_json)
 
@@ -124,11 +124,15 @@ def _save(run_id: str, leftovers: list[Leftover], dead: list[int], directory: Pa
     for leftover in find_leftovers(run_id):
         raise BadInput(f"run {run_id}: rank {leftover.rank} could not be saved and is still there; try another -o DIR")
     if not leftovers:
-        _tell(run_id, f"{ranks(dead)} ended before recording anything; removed", [], [], as_json)
+        _tell(run_id, f"{ranks(dead)} ended before recording anything; removed", [], {}, as_json)
         return
-    targets = sorted({_place(leftover, directory) for leftover in leftovers})
+    members: dict[Path, set[int]] = {}
+    for leftover in leftovers:  # groups of the run's ranks may have captured into a directory each
+        members.setdefault(_place(leftover, directory), set()).update(leftover.ranks)
     saved = sorted({leftover.rank for leftover in leftovers})
-    _tell(run_id, f"saved {ranks(saved)} of {leftovers[0].num_ranks}", saved, targets, as_json, leftovers[0].num_ranks)
+    what = f"saved {ranks(saved)} of {len(set().union(*members.values()))}"
+    is_part = {place: len(list(place.glob("rank_*.tkdump"))) < len(of_place) for place, of_place in members.items()}
+    _tell(run_id, what, saved, is_part, as_json)
 
 
 def _place(saved: Leftover, directory: Path | None) -> Path:
@@ -140,15 +144,16 @@ def _place(saved: Leftover, directory: Path | None) -> Path:
     return directory if directory and is_there else saved.directory
 
 
-def _tell(run_id: str, what: str, saved: list[int], targets: list[Path], as_json: bool, num_ranks: int = 0) -> None:
+def _tell(run_id: str, what: str, saved: list[int], is_part: dict[Path, bool], as_json: bool) -> None:
+    """is_part: of each directory where something was saved, whether dumps of its capture are missing there."""
+    targets = sorted(is_part)
     if as_json:
         print_json({"run_id": run_id, "ranks": saved, "captures": list(map(str, targets))})
         return
     console().print(f"run {run_id}: {what}")
     note_only_counted(targets)
     for target in targets:
-        is_part = len(list(target.glob("rank_*.tkdump"))) < num_ranks
-        note(f"who waited for whom: {suggest('report', target, *['--partial'] * is_part)}")
+        note(f"who waited for whom: {suggest('report', target, *['--partial'] * is_part[target])}")
 
 
 def note_only_counted(directories: list[Path]) -> None:
@@ -161,6 +166,7 @@ def note_only_counted(directories: list[Path]) -> None:
 
 
 def _show(leftovers: list[Leftover], as_json: bool) -> None:
+    from tracekern.dump.format import run_name
     from tracekern.segment.names import find_dead
 
     if as_json:
@@ -170,7 +176,7 @@ def _show(leftovers: list[Leftover], as_json: bool) -> None:
     runs = {one.run_id: [other for other in leftovers if other.run_id == one.run_id] for one in leftovers}
     for run_id, of_run in runs.items():
         console().print(f"{run_id}: {_about(of_run)}", soft_wrap=True)
-    readable = {run_id.partition(".")[0] for run_id in runs}
+    readable = set(map(run_name, runs))
     unread = {run_id: dead for run_id, dead in find_dead().items() if run_id not in readable}
     for run_id, dead in unread.items():
         console().print(f"{run_id}: {ranks(dead)} ended before recording anything")
@@ -190,7 +196,7 @@ def _about(of_run: list[Leftover]) -> str:
     for is_running, one, several in ((False, "records", "record"), (True, "still records", "still record")):
         numbers = [leftover.rank for leftover in of_run if leftover.is_running is is_running]
         if numbers:
-            of_all = "" if who else f" of {first.num_ranks}"
+            of_all = "" if who else f" of {len(first.ranks)}"
             verb = one if len(numbers) == 1 else several
             who.append(f"{ranks(numbers)}{of_all} {verb}{'' if is_running else ' no more'}")
     age = datetime.datetime.now(datetime.timezone.utc) - first.created.astimezone()

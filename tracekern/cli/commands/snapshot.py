@@ -40,15 +40,15 @@ def snapshot(
             "snapshot reads programs that are inside tracekern.capture(...), of this user, on their machine"
         ]
         raise BadInput("; ".join([f"{which}no capture is open on this machine", *advice]))
-    num_ranks = next(leftover.num_ranks for leftover in found if leftover.run_id == running[0])
+    members = next(leftover.ranks for leftover in found if leftover.run_id == running[0])
     directory = directory or Path(f"snapshot-{running[0]}")
     with working("copying what was recorded"):
         ranks = snapshot_run(running[0], directory)
     if as_json:
         print_json({"run_id": running[0], "ranks": ranks, "capture": str(directory)})
         return
-    what = f"what {words.ranks(ranks)} of {num_ranks} recorded so far"
+    what = f"what {words.ranks(ranks)} of {len(members)} recorded so far"
     console().print(f"run {running[0]}: {what} -> {directory}")
     note_only_counted([directory])
-    partial = [] if len(ranks) == num_ranks else ["--partial"]
+    partial = [] if len(ranks) == len(members) else ["--partial"]
     note(f"who waits for whom: {suggest('report', directory, *partial)}")

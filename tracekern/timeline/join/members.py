@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from tracekern.dump.event_table import Members
-from tracekern.timeline.model import Field, Int32, Int64, Mask, Timeline, UInt64, unpack_field
+from tracekern.dump.format import ranks_of
+from tracekern.formatting import ranks as name_ranks
+from tracekern.timeline.model import EventType, Field, Int32, Int64, Mask, Problem, Timeline, UInt64, unpack_field
 
 _RANK_FIELDS = "peer", "src_rank"
 
@@ -31,12 +33,63 @@ def number_members(timeline: Timeline) -> Int64:
     return np.array([known.setdefault(launch.members, len(known)) for launch in timeline.launches] + [0], np.int64)
 
 
+def ranks_beyond(timeline: Timeline, here: Set[int]) -> list[Set[int]]:
+    """[num_launches + 1] the ranks of each launch's communicator that are not `here`; the last is of no launch."""
+    num_ranks = max((rank.metadata.get("num_ranks", 0) for rank in timeline.ranks), default=0)
+    of_all = set(range(num_ranks)) - here
+    known = {launch.members: set(launch.members.ranks) - here for launch in timeline.launches if launch.members}
+    return [*(known[launch.members] if launch.members else of_all for launch in timeline.launches), of_all]
+
+
+def met_outside(timeline: Timeline) -> dict[int, str]:
+    """Ranks outside the group that captured alone whose messages its kernels may have waited for, and one such kernel.
+
+    Empty for a capture of all ranks. Kernels without messages to other ranks wait for none.
+    """
+    about = next((rank.metadata for rank in timeline.ranks if rank.metadata.get("ranks")), None)
+    if about is None:
+        return {}
+    outside: dict[int, str] = {}
+    beyond = ranks_beyond(timeline, set(ranks_of(about)))
+    events = timeline.events
+    across = {event.channel for event in events if event.channel and _names_peer(event)}
+    meets = np.array([*(_names_peer(event) or event.channel in across for event in events), False], bool)
+    launches = np.unique(timeline.spans.launch[meets[timeline.spans.event]])
+    for launch in launches[launches >= 0].tolist():
+        outside |= dict.fromkeys(beyond[launch] - outside.keys(), timeline.launches[launch].name)
+    return outside
+
+
+def lacks_ranks(timeline: Timeline) -> bool:
+    """Whether ranks of the capture, or others that its kernels exchange messages with, are not in the timeline."""
+    told = (len(ranks_of({"num_ranks": 0} | rank.metadata)) for rank in timeline.ranks)
+    return max(told, default=0) > len(timeline.ranks) or bool(met_outside(timeline))
+
+
+def group_problems(timeline: Timeline) -> list[Problem]:
+    """Says that a group captured alone, and whether its kernels may have waited for ranks outside."""
+    about = timeline.ranks[0].metadata
+    members, num_ranks, first = ranks_of(about), about["num_ranks"], timeline.ranks[0].rank
+    if len(members) == num_ranks:
+        return []
+    text = f"the capture is of {name_ranks(members)} of {num_ranks} alone"
+    if not (outside := met_outside(timeline)):
+        return [Problem("note", "group", first, -1, text)]
+    others, are = sorted(outside), "is" if len(outside) == 1 else "are"
+    text += f"; {name_ranks(others)}, with which {outside[others[0]]} exchanges messages, {are} not in it"
+    return [Problem("warning", "outside_rank", first, -1, text, len(others))]
+
+
+def _names_peer(event: EventType) -> bool:
+    return any(field.name in _RANK_FIELDS for field in (*event.begin_fields, *event.end_fields))
+
+
 def _named(piece: Timeline, bits: int) -> Timeline:
     ranks_of = _RanksOf(piece)
     spans, marks, events = piece.spans, piece.marks, list(piece.events)
     begin, end, payload = spans.begin_payload.copy(), spans.end_payload.copy(), marks.payload.copy()
     for idx, event in enumerate(piece.events):
-        if not any(field.name in _RANK_FIELDS for field in (*event.begin_fields, *event.end_fields)):
+        if not _names_peer(event):
             continue
         of_spans, of_marks = spans.event == idx, marks.event == idx
         for name in _RANK_FIELDS:
