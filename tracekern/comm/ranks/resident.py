@@ -111,7 +111,7 @@ class Residents:
             self._changed.notify_all()
 
     def open_group(self, rank: int, members: Sequence[int] | None = None) -> ResidentGroup:
-        """Returns the rank's end of a new group of these ranks, or of all. The n-th of each is the n-th of the others."""
+        """Returns the rank's end of a new group of these ranks, or of all. The n-th of each is that of the others."""
         ranks = tuple(range(self.num_ranks) if members is None else members)
         with self._changed:
             number, meetings = self._num_groups[rank, ranks], self._meetings.setdefault(ranks, [])
