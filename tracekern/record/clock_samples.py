@@ -67,8 +67,8 @@ def choose_pairs(clock_ids: Sequence[str]) -> list[tuple[int, int]]:
 class ClockSampler:
     """Samples the clocks of all ranks of a group; every call is collective. Ranks are called as the run calls them.
 
-    append: takes this rank's rows of a round, dtype CLOCK_SAMPLE. peers: pairs of these ranks exchange stamps in their
-    heap, all other pairs over the group. Ranks that all read the same clock send each other nothing during a round.
+    append: takes this rank's rows of a round, dtype CLOCK_SAMPLE. peers: pairs of these ranks that give the same peers
+    exchange stamps in their heap, all other pairs over the group. Ranks that all read the same clock send each other nothing during a round.
     """
 
     def __init__(
@@ -83,8 +83,12 @@ class ClockSampler:
         self._append = append
         self._peers = peers
         self._rank, ranks = group.world_rank, group.world_ranks
-        pairs = choose_pairs(group.all_gather(clock.id, "clock samples"))
+        told = group.all_gather([clock.id, list(peers.ranks) if peers else []], "clock samples")
+        pairs = choose_pairs([clock_id for clock_id, _ in told])
         self._pairs = [(ranks[initiator], ranks[responder]) for initiator, responder in pairs]
+        heap_ranks = told[group.rank][1]
+        self._in_heap = {rank for rank, (_, theirs) in zip(ranks, told, strict=True) if theirs == heap_ranks}
+        self._in_heap &= {*heap_ranks}
         limit = timedelta(seconds=timeout_s or message_timeout_s())
         self._link = _Link(group.process_group, limit) if self._pairs else None
         self._next_round = 0
@@ -127,7 +131,7 @@ class ClockSampler:
     def _exchange(self, link: _Link, peer: int, initiates: bool, epoch: int) -> Int64:
         """Returns the stamps t0..t3 of the round trips with `peer`, [n, 4]; [0, 4] on the responder."""
         peers = self._peers
-        if peers is None or self._rank not in peers.ranks or peer not in peers.ranks:
+        if peers is None or not {self._rank, peer} <= self._in_heap:
             return _ask_over(link, peer, self._clock) if initiates else _answer_over(link, peer, self._clock)
         with _on_own_core(0 if initiates else 1):
             slot = peers.ranks.index(peer)
