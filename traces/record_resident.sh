@@ -1,6 +1,6 @@
 #!/bin/sh
 # Records traces/h200_resident, h200_low_latency, h200_two_hop and h200_groups, or what the GPU is: eight ranks resident
-# on one GPU, one of which is 300 us late in each call, with the machine and the date beside it. Run behind
+# on one GPU, one of which is late in each call, with the machine and the date beside it. Run behind
 # `make gpu-check`, which builds.
 #
 #   traces/record_resident.sh [resident] [low_latency] [two_hop] [groups]     all of them where none is named
@@ -49,10 +49,10 @@ two_hop() { record two_hop "$two_hop_run" "rank 5 begins each dispatch 300 us la
 groups() {
     directory=traces/${card}_groups
     rm -rf "$directory"
-    program="examples/expert_groups/main.py --backend cuda --resident 8 --layout overlapping --late 5 --calls 12"
+    program="examples/expert_groups/main.py --backend cuda --resident 8 --late 5 --calls 10"
     PYTHONPATH=$PWD:$PYTHONPATH $python $program -o "$directory"
     $python -m tracekern merge "$directory" -o "$directory/trace.pftrace.gz"
-    late="in four groups of two and two groups of four; rank 5 begins each call some 300 us later than the others"
+    late="ranks 0, 2, 4, 6 and 1, 3, 5, 7 are expert groups; rank 5 begins each of its calls 5 ms later than the others"
     describe "$directory" "python $program -o $directory" "$late"
 }
 

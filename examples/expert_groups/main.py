@@ -29,7 +29,7 @@ from tracekern.moe.low_latency import Buffer
 
 HERE = Path(__file__).resolve().parent
 TOKENS, HIDDEN, TOPK = 8, 512, 2
-LATE_US = {"cpu": 50_000, "cuda": 300}
+LATE_US = {"cpu": 50_000, "cuda": 5_000}
 LIMIT_S = 3.0
 ASKED = "EXPERT_GROUPS_ARGUMENTS"
 """Environment variable in which resident ranks find the arguments, a word a line."""

@@ -68,7 +68,8 @@ class ClockSampler:
     """Samples the clocks of all ranks of a group; every call is collective. Ranks are called as the run calls them.
 
     append: takes this rank's rows of a round, dtype CLOCK_SAMPLE. peers: pairs of these ranks that give the same peers
-    exchange stamps in their heap, all other pairs over the group. Ranks that all read the same clock send each other nothing during a round.
+    exchange stamps in their heap, all other pairs over the group. Ranks that all read the same clock send each other
+    nothing during a round.
     """
 
     def __init__(
