@@ -49,7 +49,7 @@ def test_groups_that_are_alike_are_one_stage(injection: Injection, kind: CauseKi
     ("injections", "wanted"),
     [
         ((None, None), []),
-        ((SlowWork(5_000, rank=1), None), []),  # the run ends with the other group
+        ((SlowWork(5_000, rank=1), None), [(CauseKind.PACE, (2,))]),
         ((None, SlowWork(5_000, rank=1)), [(CauseKind.PACE, (3,))]),
         ((None, MoreWork(1, rank=3)), [(CauseKind.AMOUNT, (7,))]),
     ],

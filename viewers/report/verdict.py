@@ -40,7 +40,7 @@ def verdict(findings: Findings) -> str:
     ):  # another one hides what it costs
         both, last = name_candidate(answer.causes[1].candidate), answer.causes[-1]
         saved = saved_of(answer, last.together_at_least_ns, last.together_ns)
-        return f"{accuse(first)} Without it and {both} the run would be {saved} shorter."
+        return f"{accuse(first)} Without it and {both} the run{_of_group(answer)} would be {saved} shorter."
     return tell_cause(answer, first)
 
 
@@ -48,7 +48,11 @@ def tell_cause(answer: Answer, cause: Cause) -> str:
     """What a cause does, and what it costs by itself."""
     saved = saved_of(answer, cause.at_least_ns, cause.saving.whole_ns)
     how = "if there were always room" if cause.candidate.kind is CauseKind.RING else "without"
-    return f"{accuse(cause)} The run would be {saved} shorter {how}{_mostly_in(cause.saving)}."
+    return f"{accuse(cause)} The run{_of_group(answer)} would be {saved} shorter {how}{_mostly_in(cause.saving)}."
+
+
+def _of_group(answer: Answer) -> str:
+    return " of its group" if answer.is_parted else ""
 
 
 def _transfers_alone(findings: Findings) -> TransferBlames | None:

@@ -78,6 +78,8 @@ class EventGraph:
     """[num_stages, num_ranks] Whether the rank is one of those that are compared with each other in the stage."""
     island: Int64
     """[num_ranks] see Stages."""
+    island_of_launch: Int64
+    """[num_launches of the Schedule] that of its rank."""
     phases: tuple[Phase, ...]
     """Phases of all pieces, and one BETWEEN_SPANS and one NOT_STARTED for each stage."""
     between_spans: Int32
@@ -132,6 +134,7 @@ def build_graph(timeline: Timeline) -> EventGraph:
     )
     run_of_span = np.full(len(timeline.spans), -1, np.int32)
     run_of_span[activity.span] = np.repeat(_first_of_kind(runs), runs.stop - runs.first)
+    place = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
     has_rank = np.append(of_run.has_rank, np.ones((1, len(timeline.ranks)), bool), axis=0)
     return EventGraph(
         activity,
@@ -141,6 +144,7 @@ def build_graph(timeline: Timeline) -> EventGraph:
         stages,
         has_rank,
         of_run.island,
+        of_run.island[[place[rank] for rank in schedule.rank.tolist()]],
         phases,
         between_spans,
         not_started,

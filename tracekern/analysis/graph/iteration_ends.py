@@ -13,7 +13,7 @@ from tracekern.analysis.groups import group_rows
 from tracekern.formatting import brief
 from tracekern.timeline.facts.iterations import Iterations, LaunchIterations
 from tracekern.timeline.intervals import bisect_right
-from tracekern.timeline.model import Float64, Int32, Int64, Timeline
+from tracekern.timeline.model import Int32, Int64, Timeline
 
 MIN_REPETITIONS = 3
 
@@ -23,6 +23,8 @@ class IterationEnds:
     """[n] nodes of the run graph by iteration: one is over when all of its nodes have happened."""
 
     node: Int64
+    launch: Int64
+    """Of each node, index into the Schedule."""
     first: Int64
     """[num_iterations] place of its first node."""
     of_launch: Int64
@@ -35,12 +37,10 @@ class IterationEnds:
 
     __repr__ = brief
 
-    def when(self, times: Float64) -> Float64:
-        """[num_iterations] times: [num_nodes] of each node."""
-        if not len(self):
-            return np.zeros(0)
-        ends: Float64 = np.maximum.reduceat(times[self.node], self.first)
-        return np.maximum.accumulate(ends)
+    @property
+    def iteration(self) -> Int64:
+        """Of each node."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first, append=len(self.node)))
 
 
 def ends_of_iterations(
@@ -70,7 +70,8 @@ def ends_of_iterations(
     order = np.argsort(of_launch[shown], kind="stable")
     first = np.searchsorted(of_launch[shown[order]], np.arange(len(iterations)))
     launch = graph.runs.launch
-    return IterationEnds(run_graph.end_of_launch[shown[order]], first, of_launch, lambda run, _: of_launch[launch[run]])
+    ended = shown[order]
+    return IterationEnds(run_graph.end_of_launch[ended], ended, first, of_launch, lambda run, _: of_launch[launch[run]])
 
 
 def _add_set_up(of_launch: Int64, schedule: Schedule, set_up: Int64) -> None:
@@ -107,12 +108,14 @@ def _repetitions(num_ranks: int, graph: EventGraph, run_graph: RunGraph, launche
         if not _repeats(graph.phase, at(run_of_piece, (activity.start + activity.end + 1) // 2), int(times[0])):
             continue
         node = _next_nodes(run_graph, run_of_piece[piece], activity.end[piece]).reshape(ends.shape).T
+        of_node = runs.launch[run_of_piece[piece]].reshape(ends.shape).T[:-1].ravel()
         last = run_graph.end_of_launch[schedule.order]
         first = np.arange(len(node), dtype=np.int64) * node.shape[1]
         of_launch = np.full(len(schedule.rank), -1)
         run_of_rank = own[place[np.searchsorted(ranks, schedule.rank[launches])]]
         of_launch[launches] = at(run_of_rank, schedule.start[launches])
-        return IterationEnds(np.concatenate([node[:-1].ravel(), last]), first, of_launch, at)
+        nodes, of_nodes = np.concatenate([node[:-1].ravel(), last]), np.concatenate([of_node, schedule.order])
+        return IterationEnds(nodes, of_nodes, first, of_launch, at)
     return None
 
 

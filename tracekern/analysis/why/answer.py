@@ -122,6 +122,8 @@ class Answer:
     """What half of the ranks or more have in common, and no node tells apart."""
     incidents: tuple[Incident, ...] = ()
     """Largest first."""
+    is_parted: bool = False
+    """Whether there are ranks that no kernel joins: what is saved is of those that a cause concerns."""
 
     __repr__ = brief
 
@@ -150,7 +152,7 @@ def explain(
     run_graph = moments.run_graph
     ends = ends_of_iterations(timeline, graph, run_graph, iterations)
     replays, own_hosts = (
-        Replays(moments, graph.schedule.order, ends, weight)
+        Replays(moments, graph, ends, weight)
         for weight in (run_graph.counted, run_graph.asks.weight(run_graph.counted))
     )
     candidates = Candidates(timeline, graph, waits, run_graph, ends)
@@ -218,6 +220,7 @@ class _Inquiry:
             "",
             self._causes(halves),
             incidents,
+            self._replays.is_parted,
         )
 
     def _why_nobody(self) -> Silence | None:

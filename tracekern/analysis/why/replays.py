@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.moments import Moments
-from tracekern.timeline.model import Float64, Int64
+from tracekern.timeline.model import Float64, Int64, Mask
 
 
 @dataclass(frozen=True)
@@ -39,23 +40,70 @@ class Saving:
 
 
 class Replays:
-    """Takes changes: [num_edges] ns that each edge of the run graph takes longer; -inf where nothing waits for it."""
+    """Takes changes: [num_edges] ns that each edge of the run graph takes longer; -inf where nothing waits for it.
 
-    def __init__(self, moments: Moments, shown: Int64, ends: IterationEnds, weight: Float64) -> None:
-        """shown: the launches that left something. weight: [num_edges] ns of edges where nothing changes."""
-        self._path, self._iterations = moments.path, ends
-        self._unchanged, self._least = weight, np.minimum(weight, 0)
+    Ranks that no kernel joins are a run of their own. What is saved is that of those who save most.
+    """
+
+    def __init__(self, moments: Moments, graph: EventGraph, ends: IterationEnds, weight: Float64) -> None:
+        """weight: [num_edges] ns of edges where nothing changes."""
+        self._path, self._unchanged, self._least = moments.path, weight, np.minimum(weight, 0)
         times, _ = self._path.run(weight)
-        self._ends = moments.run_graph.end_of_launch[shown]
-        self.makespan_ns = float(times[self._ends].max())
+        island, shown = graph.island_of_launch, graph.schedule.order
+        self._parts = [
+            _Part.of(
+                ends, moments.run_graph.end_of_launch[shown[island[shown] == number]], island[ends.launch] == number
+            )
+            for number in np.unique(island[shown]).tolist()
+        ]
+        self._before = [part.when(times) for part in self._parts]
+        self.makespan_ns = max(end for end, _ in self._before)
         """From the start of the first kernel to the end of the last, without what counts for nothing."""
         self.num_edges, self.num_iterations = len(weight), len(ends)
-        self._iteration_ends = ends.when(times)
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether there are ranks that no kernel joins."""
+        return len(self._parts) > 1
 
     def saved(self, change: Float64) -> Saving:
         """Returns how much earlier all ends with the change. No edge becomes shorter than nothing."""
         weight = self._unchanged + change
         np.maximum(weight, self._least, out=weight, where=change > -np.inf)
         times, _ = self._path.run(weight)
-        earlier = self._iteration_ends - self._iterations.when(times)
-        return Saving(self.makespan_ns - float(times[self._ends].max()), np.diff(earlier, prepend=0.0))
+        found = [_difference(before, part.when(times)) for part, before in zip(self._parts, self._before, strict=True)]
+        return max(found, key=lambda saving: saving.whole_ns)
+
+
+_Ends = tuple[float, Float64]
+"""(when all is over, [num_iterations] when each of them is)"""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The moments that end ranks that kernels join, and those that end their iterations."""
+
+    last: Int64
+    node: Int64
+    first: Int64
+    """[num of the part's iterations] place of its first node."""
+    number: Int64
+    """[num of the part's iterations]"""
+    num_iterations: int
+    """Of the whole run."""
+
+    @classmethod
+    def of(cls, ends: IterationEnds, last: Int64, mine: Mask) -> _Part:
+        number, first = np.unique(ends.iteration[mine], return_index=True)
+        return cls(last, ends.node[mine], first, number, len(ends))
+
+    def when(self, times: Float64) -> _Ends:
+        """times: [num_nodes] of each node. An iteration that the part has no part in is over with the one before it."""
+        by_iteration = np.zeros(self.num_iterations)
+        if len(self.first):
+            by_iteration[self.number] = np.maximum.reduceat(times[self.node], self.first)
+        return float(times[self.last].max()), np.maximum.accumulate(by_iteration)
+
+
+def _difference(before: _Ends, after: _Ends) -> Saving:
+    return Saving(before[0] - after[0], np.diff(before[1] - after[1], prepend=0.0))
