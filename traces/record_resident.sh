@@ -49,7 +49,7 @@ two_hop() { record two_hop "$two_hop_run" "rank 5 begins each dispatch 300 us la
 groups() {
     directory=traces/${card}_groups
     rm -rf "$directory"
-    program="examples/expert_groups/main.py --backend cuda --resident 8 --late 5 --calls 10"
+    program="examples/expert_groups/main.py --backend cuda --resident 8 --calls 10 --late-rank 5 --late-us 5000"
     PYTHONPATH=$PWD:$PYTHONPATH $python $program -o "$directory"
     $python -m tracekern merge "$directory" -o "$directory/trace.pftrace.gz"
     late="ranks 0, 2, 4, 6 and 1, 3, 5, 7 are expert groups; rank 5 begins each of its calls 5 ms later than the others"

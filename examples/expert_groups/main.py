@@ -1,12 +1,12 @@
 """Experts on a part of the ranks, and what the trace of the whole job tells when one rank is late.
 
-    torchrun --nproc-per-node 4 examples/expert_groups/main.py -o groups-capture --late 2
+    torchrun --nproc-per-node 4 examples/expert_groups/main.py -o groups-capture --late-rank 2
     tracekern report groups-capture
 
 Ranks 0, 2, ... are one expert group, the others another one. --layout overlapping: beside these each rank is in a group
 with its neighbour. --layout pipeline: the first half is a group, and sends what it has computed to the second by torch.
---late, --hang, --kill: the rank that is held up in each call, sleeps from the middle on, or ends there. --resident 8:
-ranks are threads of this process that share a GPU, or its cores. Exits with 1 where a call failed.
+--late-rank, --hang, --kill: the rank that is held up in each call, sleeps from the middle on, or ends there. With
+--resident 8 ranks are threads of this process that share a GPU, or its cores. Exits with 1 where a call failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from tracekern.moe.low_latency import Buffer
 
 HERE = Path(__file__).resolve().parent
 TOKENS, HIDDEN, TOPK = 8, 512, 2
-LATE_US = {"cpu": 50_000, "cuda": 5_000}
 LIMIT_S = 3.0
 ASKED = "EXPERT_GROUPS_ARGUMENTS"
 """Environment variable in which resident ranks find the arguments, a word a line."""
@@ -76,8 +75,8 @@ class Job:
         groups = groups_of(asked.layout, world.num_ranks).items()
         self._groups = [Experts(ranks, name, asked.backend) for name, ranks in groups if world.rank in ranks]
         self._is_pipeline = asked.layout == "pipeline"
-        if self.rank == asked.late:
-            self._groups[0].buffer.late_us = LATE_US[asked.backend]
+        if self.rank == asked.late_rank:
+            self._groups[0].buffer.late_us = asked.late_us
 
     def run(self) -> bool:
         """Returns whether each call returned what went in."""
@@ -122,7 +121,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--layout", choices=("disjoint", "overlapping", "pipeline"), default="disjoint")
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--calls", type=int, default=6)
-    for what in ("--late", "--hang", "--kill"):
+    parser.add_argument("--late-us", type=int, default=50_000)
+    for what in ("--late-rank", "--hang", "--kill"):
         parser.add_argument(what, type=int, default=-1, metavar="RANK")
     parser.add_argument("--resident", type=int, default=0, metavar="RANKS")
     asked = parser.parse_args(words)

@@ -63,7 +63,7 @@ def load_checked(directory: Path, layout: str, num_ranks: int) -> Timeline:
 
 @pytest.mark.parametrize(("layout", "num_ranks"), EVERY_JOB)
 def test_a_late_rank_is_named(layout: str, num_ranks: int, tmp_path: Path):
-    status, said = run(tmp_path, layout, num_ranks, "--late", str(ODD_ONE))
+    status, said = run(tmp_path, layout, num_ranks, "--late-rank", str(ODD_ONE))
     assert status == 0, said
     findings = Findings(load_checked(tmp_path, layout, num_ranks))
     assert [problem.text for problem in findings.timeline.problems if problem.severity != "note"] == []
@@ -75,7 +75,7 @@ def test_a_late_rank_is_named(layout: str, num_ranks: int, tmp_path: Path):
 
 
 def test_a_late_rank_of_resident_ranks_is_named(tmp_path: Path):
-    asked = ["--resident", "8", "--late", str(ODD_ONE), "--layout", "overlapping", "-o", str(tmp_path)]
+    asked = ["--resident", "8", "--late-rank", str(ODD_ONE), "--layout", "overlapping", "-o", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, EXAMPLE, *asked], capture_output=True, text=True, timeout=300, env=environment

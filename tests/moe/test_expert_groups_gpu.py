@@ -15,6 +15,7 @@ from tests.paths import ROOT
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.why.candidates import CauseKind
 from tracekern.timeline.facts.stages import joined_ranks
+from tracekern.viewers.report.headlines import headlines
 
 pytestmark = pytest.mark.gpu
 LATE = 5
@@ -25,7 +26,22 @@ LATE = 5
 def test_the_late_rank_is_named_and_nobody_else(layout: str, late: int, tmp_path: Path):
     require_gpus(1)
     example = ROOT / "examples" / "expert_groups" / "main.py"
-    asked = ["--backend", "cuda", "--resident", 8, "--layout", layout, "--late", late, "--calls", 20, "-o", tmp_path]
+    asked = [
+        "--backend",
+        "cuda",
+        "--resident",
+        8,
+        "--layout",
+        layout,
+        "--late-rank",
+        late,
+        "--late-us",
+        5000,
+        "--calls",
+        20,
+        "-o",
+        tmp_path,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, str(example), *map(str, asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
@@ -33,6 +49,6 @@ def test_the_late_rank_is_named_and_nobody_else(layout: str, late: int, tmp_path
     findings = Findings(tracekern.load(tmp_path))
     assert {problem.kind for problem in findings.timeline.problems if problem.severity != "note"} <= {"dense_probes"}
     named = [(cause.candidate.kind, cause.candidate.ranks) for cause in findings.answer.causes]
-    assert named == ([] if late < 0 else [(CauseKind.HOST, (LATE,))])
+    assert named == ([] if late < 0 else [(CauseKind.HOST, (LATE,))]), [line.text for line in headlines(findings)]
     joined = joined_ranks(findings.timeline)
     assert joined == (((0, 2, 4, 6), (1, 3, 5, 7)) if layout == "disjoint" else (tuple(range(8)),))
