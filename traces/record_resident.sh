@@ -52,7 +52,7 @@ groups() {
     program="examples/expert_groups/main.py --backend cuda --resident 8 --calls 10 --late-rank 5 --late-us 5000"
     PYTHONPATH=$PWD:$PYTHONPATH $python $program -o "$directory"
     $python -m tracekern merge "$directory" -o "$directory/trace.pftrace.gz"
-    late="ranks 0, 2, 4, 6 and 1, 3, 5, 7 are expert groups; rank 5 begins each of its calls 5 ms later than the others"
+    late="ranks 0, 2, 4 and 6 are one expert group, the others another one; rank 5 begins each call 5 ms late"
     describe "$directory" "python $program -o $directory" "$late"
 }
 

@@ -83,7 +83,8 @@ class Job:
         device, sent, is_right = self._groups[0].device, [], True
         x = torch.arange(TOKENS * HIDDEN).remainder(100).reshape(TOKENS, HIDDEN)
         x = x.to(torch.bfloat16).to(device.torch_device)
-        with tracekern.capture(self._asked.output, device=device, records_per_track=512) as capture:
+        command = " ".join(["examples/expert_groups/main.py", *self._asked.words])  # resident ranks know no other
+        with tracekern.capture(self._asked.output, device=device, records_per_track=512, command=command) as capture:
             for number in range(self._asked.calls):
                 self._break(number)
                 passed = x.clone()
@@ -125,7 +126,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     for what in ("--late-rank", "--hang", "--kill"):
         parser.add_argument(what, type=int, default=-1, metavar="RANK")
     parser.add_argument("--resident", type=int, default=0, metavar="RANKS")
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(words, argparse.Namespace(words=words))
     if asked.resident and asked.layout == "pipeline":
         parser.error("--resident: the stages of a pipeline send each other messages by torch; start it by torchrun")
     return asked

@@ -50,7 +50,13 @@ def test_a_kept_capture_gives_its_kept_trace(directory):
 @pytest.mark.parametrize("directory", CAPTURES, ids=lambda path: path.name)
 def test_a_kept_capture_says_how_it_was_made(directory):
     manifest = json.loads((directory / "capture.json").read_text())
-    makers = ("tracekern run ", "benchmarks/int4_timeline.py ", "benchmarks/weights.py ", "examples/kv_cache/main.py ")
+    makers = (
+        "tracekern run ",
+        "benchmarks/int4_timeline.py ",
+        "benchmarks/weights.py ",
+        "examples/kv_cache/main.py ",
+        "examples/expert_groups/main.py ",
+    )
     assert manifest["command"].startswith(makers)
     assert manifest["created"]
     assert manifest["command"].split(" -o ")[0] in (directory / "README.md").read_text()
