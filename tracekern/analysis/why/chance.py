@@ -242,15 +242,21 @@ def _centred(excess: Float64) -> Float64:
     return centred
 
 
-def _clipped(rest: Float64) -> Float64:
-    """Residuals [..., num_members, num_iterations] without outliers."""
-    limit = _CLIP * 1.4826 * np.median(np.abs(rest), axis=(-2, -1), keepdims=True)
-    return np.where(limit > 0, np.clip(rest, -limit, limit), rest)
+def _clipped(excess: Float64) -> Float64:
+    """[..., num_members, num_iterations] what is left of each member's mean when outliers are cut.
+
+    Where most residuals are 0, their mean says how large the others are.
+    """
+    rest = excess - np.median(excess, axis=-1, keepdims=True)
+    median, mean = (of(np.abs(rest), axis=(-2, -1), keepdims=True) for of in (np.median, np.mean))
+    limit = _CLIP * np.maximum(1.4826 * median, mean)
+    cut = np.clip(rest, -limit, limit)
+    return np.asarray(cut - cut.mean(axis=-1, keepdims=True), float)
 
 
 def _spread(excess: Float64, floor_ns: float) -> Float64:
     """Standard deviation of members from their own means, pooled: of [..., num_members, num_iterations], [...]."""
-    rest = _clipped(excess - excess.mean(axis=-1, keepdims=True))
+    rest = _clipped(excess)
     count = excess.shape[-1]
     spread = np.sqrt((rest**2).mean(axis=(-2, -1)) * count / max(count - 1, 1))
     return np.asarray(np.maximum(spread, floor_ns), float)
