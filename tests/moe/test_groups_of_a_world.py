@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -18,7 +19,14 @@ from tracekern.comm.communicator import Communicator
 from tracekern.comm.ranks.group import Group
 from tracekern.dump.event_table import Members, parse_members
 from tracekern.errors import BadInput, CommTimeout
+from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer
+from tracekern.moe.p2p.pipeline import P2PPipeline
+from tracekern.moe.reference import reference
+from tracekern.moe.routing import draw_batch
+from tracekern.moe.shape import MoeShape
+from tracekern.moe.two_hop.pipeline import TwoHopPipeline, count_wrong_elements
+from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.join.members import name_world_ranks
 from tracekern.timeline.model import Timeline
 from tracekern.viewers.report.headlines import headlines
@@ -26,6 +34,7 @@ from tracekern.viewers.report.headlines import headlines
 STRIDED, NEIGHBOURS = [[0, 2], [1, 3]], [[0, 1], [2, 3]]
 """Experts on a strided part of the ranks; and beside them other groups, so that each rank is in two."""
 Partition = list[list[int]]
+HOW = {"routing": "uniform", "uneven": True}
 
 
 def calls_of_groups(
@@ -86,6 +95,102 @@ def test_ranks_wait_for_those_of_their_groups(pools, partitions: list[Partition]
     late = {blame.rank: blame.late_ns for blame in analyze(timeline).blames}
     assert max(late, key=late.__getitem__) == 2
     assert late[2] > 50e6
+
+
+def call(buffer: Buffer, capture: tracekern.Capture) -> bool:
+    """Returns whether what came back is what went in."""
+    num_experts = 4 * buffer.group_size
+    first = torch.arange(8) % num_experts
+    ids = torch.stack([first, (first + num_experts // 2) % num_experts], dim=1)
+    x = torch.arange(8.0 * 256).remainder(100).reshape(8, 256).to(torch.bfloat16)
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 8, num_experts, use_fp8=False, capture=capture)
+    weights = torch.full((8, 2), 0.5)
+    out, _, _ = buffer.low_latency_combine(rows, ids, weights, handle, capture=capture)
+    buffer.synchronize()
+    return torch.equal(out, x)
+
+
+def buffer_of(group: object, num_ranks: int) -> Buffer:
+    num_bytes = Buffer.get_low_latency_rdma_size_hint(8, 256, num_ranks, 4 * num_ranks)
+    return Buffer(group, num_rdma_bytes=num_bytes, backend="cpu", timeout_s=20.0)
+
+
+def groups_that_come_and_go(world: Group, directory: str) -> bool:
+    """Calls of all ranks, and between them one of a group that is made for it: of two ranks, or of one alone."""
+    everybody, is_right = buffer_of(None, 4), True
+    mine = [world.rank] if world.rank == 3 else [0, 2] if world.rank % 2 == 0 else [1]
+    with tracekern.capture(directory, device=everybody.comm.device) as capture:
+        for _ in range(4):
+            is_right &= call(everybody, capture)
+            for ranks in ([0, 2], [1], [3]):
+                group = dist.new_group(ranks, group_desc=f"of rank {ranks[0]}")
+                if ranks == mine:
+                    buffer = buffer_of(group, len(ranks))
+                    is_right &= call(buffer, capture)
+                    buffer.destroy()
+                if world.rank in ranks:
+                    dist.destroy_process_group(group)
+    return is_right
+
+
+def test_groups_may_be_made_and_destroyed_while_a_capture_is_open(pools, tmp_path: Path):
+    assert pools(4).call(groups_that_come_and_go, str(tmp_path)) == [True] * 4
+    timeline = tracekern.load(tmp_path)
+    assert [problem.text for problem in timeline.problems if problem.severity != "note"] == []
+    assert {(launch.members.generation, launch.sequence) for launch in timeline.launches if launch.members} == {
+        (number, number) for number in range(4)
+    }
+    iterations = LaunchIterations(timeline)
+    assert (iterations.count, iterations.set_up_stages) == (4, ())
+    assert set(iterations.stages) >= {"dispatch (all ranks)", "dispatch (of rank 0)", "dispatch (of rank 1 and alike)"}
+    of_groups = [launch.members is not None for launch in timeline.launches]
+    launch, rank = timeline.spans.launch[timeline.flows.wait], timeline.track_ranks()[timeline.spans.track]
+    inside = np.array([*of_groups, False])[launch]
+    pairs = zip(rank[timeline.flows.signal[inside]], rank[timeline.flows.wait[inside]], strict=True)
+    assert {(int(one), int(other)) for one, other in pairs if one != other} == {(0, 2), (2, 0)}
+
+
+def test_exports_name_the_group_of_each_launch(pools, tmp_path: Path):
+    pools(4).call(calls_of_groups, str(tmp_path / "run"), [STRIDED], -1, [0.0], False)
+    timeline = tracekern.load(tmp_path / "run")
+    tracekern.save(timeline, tmp_path / "trace.json")
+    tracekern.save(timeline, tmp_path / "spans.parquet")
+    spans = pytest.importorskip("polars").read_parquet(tmp_path / "spans.parquet")
+    told = spans.filter(spans["event"] == "wait_count").select("rank", "communicator").unique().rows()
+    assert sorted(told) == [(rank, f"of rank {rank % 2}") for rank in range(4)]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["args"]["communicator"] for event in events if "communicator" in event.get("args", {})} == {
+        "of rank 0",
+        "of rank 1",
+    }
+
+
+def calls_of_pipelines(world: Group, directory: str) -> int:
+    """Makes calls of two families on every second rank. Returns how many elements are wrong."""
+    group, wrong = Group.of([0, 2] if world.rank % 2 == 0 else [1, 3], f"part {world.rank % 2}"), 0
+    shape = MoeShape(2, 8, 8, 2, 256, "bf16")
+    experts = draw_experts(shape)
+    balanced, two_hop = P2PPipeline(group, shape, "balanced"), TwoHopPipeline(group, shape, "two_hop", nodes=2)
+    with tracekern.capture(directory, device=balanced.comm.device) as capture:
+        for iteration in range(3):
+            batches = [draw_batch(shape, seed=3, rank=rank, iteration=iteration, **HOW) for rank in range(2)]
+            own = batches[group.rank]
+            given = own.x, own.topk_idx, own.topk_weights, experts
+            wrong += int((balanced(*given, capture=capture) != reference(own, experts)).sum())
+            carried = two_hop(*given, capture=capture)
+            wrong += count_wrong_elements(carried, batches, group.rank, experts, shape, two_hop.options)
+    return wrong
+
+
+def test_pipelines_of_groups_are_right(pools, tmp_path: Path):
+    assert pools(4).call(calls_of_pipelines, str(tmp_path)) == [0] * 4
+    timeline = tracekern.load(tmp_path)
+    assert [problem.text for problem in timeline.problems if problem.severity != "note"] == []
+    assert joined_pairs(timeline) == {(0, 2), (2, 0), (1, 3), (3, 1)}
+    assert {(group.name, group.ranks) for group in analyze(timeline).groups} == {
+        ("part 0", (0, 2)),
+        ("part 1", (1, 3)),
+    }
 
 
 def calls_with_own_clocks(world: Group, *asked: object) -> str:
