@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 
 import tracekern
-from tracekern.errors import CommTimeout
 from tracekern.moe.low_latency import Buffer
 
 HERE = Path(__file__).resolve().parent
@@ -111,7 +110,7 @@ def run_rank(asked: argparse.Namespace | None = None) -> int:
     """Runs this rank; without arguments, a resident one."""
     try:
         return 0 if Job(asked or parse(os.environ[ASKED].splitlines())).run() else 1
-    except (CommTimeout, RuntimeError) as error:  # of a kernel, or of torch's messages
+    except (tracekern.CommTimeout, RuntimeError) as error:  # of a kernel, or of torch's messages
         print(error, file=sys.stderr)
         return 1
 

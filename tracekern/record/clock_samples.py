@@ -84,10 +84,10 @@ class ClockSampler:
         self._append = append
         self._peers = peers
         self._rank, ranks = group.world_rank, group.world_ranks
-        told = group.all_gather([clock.id, list(peers.ranks) if peers else []], "clock samples")
+        heap_ranks = list(peers.ranks) if peers else []
+        told = group.all_gather([clock.id, heap_ranks], "clock samples")
         pairs = choose_pairs([clock_id for clock_id, _ in told])
         self._pairs = [(ranks[initiator], ranks[responder]) for initiator, responder in pairs]
-        heap_ranks = told[group.rank][1]
         self._in_heap = {rank for rank, (_, theirs) in zip(ranks, told, strict=True) if theirs == heap_ranks}
         self._in_heap &= {*heap_ranks}
         limit = timedelta(seconds=timeout_s or message_timeout_s())
