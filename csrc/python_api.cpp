@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module) {
     tracekern::register_comm(module);
     tracekern::register_dlpack(module);
     tracekern::register_encode(module);
+    tracekern::register_launches(module);
     tracekern::register_layout(module);
     tracekern::register_longest_path(module);
     tracekern::register_probe(module);

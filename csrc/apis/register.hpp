@@ -10,6 +10,7 @@ void register_clocks(pybind11::module_& module);
 void register_comm(pybind11::module_& module);
 void register_dlpack(pybind11::module_& module);
 void register_encode(pybind11::module_& module);
+void register_launches(pybind11::module_& module);
 void register_layout(pybind11::module_& module);
 void register_longest_path(pybind11::module_& module);
 void register_probe(pybind11::module_& module);

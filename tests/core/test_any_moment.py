@@ -78,7 +78,7 @@ def test_a_region_is_of_one_launch_or_of_nobody(segment: SegmentWriter):
 def test_a_region_that_a_replay_gives_up_is_nobodys_at_once(segment: SegmentWriter):
     (region,) = segment.reserve_regions(plan(fmt.ENTRY_IN_GRAPH), 1)
     segment.descriptor(region.offset)["replay"] = 4
-    segment._num_started = 9
+    segment.host_words[0] = 9
     assert launches_seen(segment, lambda: segment.renew_region(region)) == [((0, 0, 3, 0),), ()]
     assert segment.launches()["order"].tolist() == [9], "behind all launches that have started"
 

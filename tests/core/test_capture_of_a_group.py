@@ -302,7 +302,7 @@ def test_the_launcher_saves_each_group_by_itself(tmp_path: Path):
 
 def capture_without_a_shared_disk(world: Group, directory: str) -> None:
     if world.rank:
-        disks = mock.patch("tracekern.record.session.directory_id", return_value=f"disk of {world.rank}")
+        disks = mock.patch("tracekern.record.attempt_choice.directory_id", return_value=f"disk of {world.rank}")
         with disks, tracekern.capture(f"{directory}/{world.rank}", group=[1, 2, 3]) as opened:
             launch(opened)
 

@@ -322,7 +322,10 @@ def test_counting_in_a_full_flight_recorder_takes_no_region_away(tmp_path):
 
 def test_after_4294967296_launches_it_goes_on(tmp_path):
     with capture(tmp_path, device=HostDevice(), keep="last", max_bytes=12 << 10) as session:
-        session.segment._num_started = session._launches._sequence["only", None] = (1 << 32) - 1
+        session.segment.host_words[0] = (1 << 32) - 1
+        launches = session._launches
+        launches._counters["only", None] = launches.table.add_counter()
+        launches.table.set_count(launches._counters["only", None], (1 << 32) - 1)
         assert all(session.launch("only", grid=1, warps=1, events=TABLE).traced for _ in range(4))
     assert [launch.sequence for launch in read_dump(tmp_path / "rank_00000.tkdump").launches] == [1, 2]
 

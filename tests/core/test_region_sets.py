@@ -129,7 +129,7 @@ def replays_on_record(segment: SegmentWriter, path: Path) -> list[int]:
 def test_the_last_replays_are_kept(tmp_path: Path):
     with flight(num_sets=6) as (segment, gpu, sets):
         for _ in range(100):
-            segment._num_started += 1  # other launches in between
+            segment.host_words[0] += 1  # other launches in between
             sets.lay_ready()
             gpu.asked += 1
             gpu.step()

@@ -397,5 +397,5 @@ segment.append_clock_samples(np.zeros(2, fmt.CLOCK_SAMPLE))
 segment.append_host_span("name", 1, 2, 3)
 print(segment.header["samples_lost"], segment.header["host_spans_lost"])
 """
-    rows = segment_module._ENTRIES_AT_ONCE
+    rows = segment_module._ROWS_AT_ONCE
     assert run_in_small_shared_memory(1 << 20, program).split() == [str(rows - 1), "2", "1"]

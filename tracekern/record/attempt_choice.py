@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tracekern.comm.ranks.group import Group
+from tracekern.comm.ranks.node import directory_id
 from tracekern.dump.attempts import metadata_of, place_of, places_in
 from tracekern.dump.format import ranks_of, run_name
 from tracekern.formatting import ranks
+from tracekern.record.setup import check_run_id, differing_directories
 from tracekern.segment.directory_lock import DirectoryLock, run_writing_to
 
 _RECORDING = "TRACEKERN_RECORDING"
@@ -57,6 +60,21 @@ def choose_attempt(directory: Path, claim: Claim) -> tuple[int, str]:
         attempt += 1
         why = f"{before}: keeps {kept}: this capture goes to {place_of(directory, attempt)}"
     return attempt, why
+
+
+def agree_on_attempt(directory: Path, claim: Claim, group: Group, run_id: str) -> tuple[Path, str, bool]:
+    """Returns where this rank writes, the run's name, the same on all ranks, and whether all write to one directory.
+
+    Collective. Warns on the first rank of why it is a new attempt, and of directories that differ.
+    """
+    attempt, why = choose_attempt(directory, claim) if group.is_connected else (0, "")
+    own = run_id, attempt, str(directory), directory_id(directory)
+    names, attempts, places, ids = zip(*group.all_gather(own, "the opening of a capture"), strict=True)
+    ranks_of_group = group.world_ranks
+    for told in filter(None, (why, differing_directories(places, ranks_of_group))) if group.rank == 0 else ():
+        _log.warning("%s", told)
+    run_id = check_run_id(names[0], ranks_of_group[0])
+    return place_of(directory, int(attempts[0])), run_id, len(set(ids)) == 1
 
 
 def lock_attempt(directory: Path, claim: Claim) -> tuple[DirectoryLock, Path]:

@@ -5,22 +5,47 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.ranks.group import Group
 from tracekern.dump import format as fmt
 from tracekern.dump.torch_profile import read_profile
 from tracekern.errors import BadInput, PeerLost
 from tracekern.files import scratch_directory
+from tracekern.formatting import count
 from tracekern.segment.manifest import write_manifest
 from tracekern.segment.pack import file_of_capture, pack, write_dump
 from tracekern.segment.view import SegmentView
+
+if TYPE_CHECKING:
+    from tracekern.comm.devices.device import CaptureDevice
+    from tracekern.record.graphs import TracedGraph
+    from tracekern.segment.writer import SegmentWriter
 
 _DISORDER_TIMEOUT_S = 5.0
 """How long a rank that leaves with an error waits for the others before it writes the manifest."""
 
 _log = logging.getLogger("tracekern")
+
+
+def collect_records(
+    device: CaptureDevice, segment: SegmentWriter, graphs: Sequence[TracedGraph], is_idle: bool, directory: Path
+) -> None:
+    """Copies the records back from device memory. Warns of records lost with a device that does not answer."""
+    try:
+        for graph in graphs:
+            graph.close(is_idle)
+    except RuntimeError as error:
+        _log.warning("capture %s: the last replay of a graph was not counted: %s", directory, error)
+    try:
+        device.memory.collect(segment)
+    except RuntimeError as error:
+        lost = [entry for entry in segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
+        if lost:
+            what = f"the device does not answer: {error}; lost with its memory: {count(len(lost), 'launch')}"
+            _log.warning("capture %s: %s", directory, what)
 
 
 def leave_dump(

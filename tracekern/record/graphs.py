@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracekern.comm.devices.this_thread import this_resident
 from tracekern.dump import format as fmt
 from tracekern.errors import BadInput
 from tracekern.garbage import without_collector
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
 MAX_LAUNCHES_OF_A_GRAPH = 64
 
 _log = logging.getLogger("tracekern")
+
+
+def check_graph(name: str, slots: int, backend: str) -> None:
+    """Raises BadInput where no graph can be traced."""
+    if backend != "cuda":
+        raise BadInput(f"capture.graph({name!r}): the {backend} backend has no graphs; it needs a GPU")
+    if this_resident() is not None:
+        raise BadInput(
+            f"capture.graph({name!r}): resident ranks replay no graphs, which would launch all kernels of one rank "
+            "before those of the next; launch them one by one"
+        )
+    if slots < 1:
+        raise BadInput(f"capture.graph({name!r}): slots={slots}; wanted 1 or more")
 
 
 class TracedGraph:

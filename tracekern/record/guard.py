@@ -33,6 +33,8 @@ class Guard:
         self._lock = threading.Lock()
         self._problem = ""
         self._users_error: BaseException | None = None
+        self.on_off: Callable[[], None] = lambda: None
+        """Called when something has failed for the first time, so that nothing more is recorded."""
 
     @property
     def warns(self) -> bool:
@@ -79,6 +81,7 @@ class Guard:
         with self._lock:  # the text alone: the error would keep alive what it passed, such as connections to peers
             is_first, self._problem = not self._problem, self._problem or one_line(error)
         if is_first:
+            self.on_off()
             _log.warning("capture %s: %s%s", self._where, self._problem, self._then)
             _log.debug("capture %s: where it failed", self._where, exc_info=error)
         return True

@@ -87,7 +87,12 @@ class Launches:
         self._selection = selection
         self._is_ring = selection.keep == "last"
         self._sinks = sinks
-        self._sequence: dict[tuple[str, Members | None], int] = {}
+        from tracekern import _core
+
+        self.table = _core.LaunchTable(segment.host, selection.every)
+        """Launches that take the short way, and how often each was asked for."""
+        self._counters: dict[tuple[str, Members | None], int] = {}
+        """(name, group) -> number of its counter in the table."""
         self._groups: dict[str, Members | None] = {}
         """Event table -> the group whose ranks its kernels count."""
         self._counted: dict[str, int] = {}
@@ -125,12 +130,16 @@ class Launches:
             self._progress_on(kernel.stream).before_launch(ahead)
         if not isinstance(kernel.events, str):
             kernel = kernel._replace(events=self._text_of(kernel))
-        counted = kernel.name, self._group_of(kernel)
-        sequence = self._sequence.get(counted, 0)
-        self._sequence[counted] = sequence + 1
+        sequence: int = self.table.count(self._counter_of(kernel))
         if sequence % self._selection.every:
             return 0
         return self._queue_of(kernel).take(sequence, epoch, key)
+
+    def _counter_of(self, kernel: Kernel) -> int:
+        counted = kernel.name, self._group_of(kernel)
+        if counted not in self._counters:
+            self._counters[counted] = self.table.add_counter()
+        return self._counters[counted]
 
     def _group_of(self, kernel: Kernel) -> Members | None:
         """Returns the group whose ranks the kernel counts, whichever of its communicators; None for all of the run."""
@@ -161,7 +170,9 @@ class Launches:
     def _queue(self, kernel: Kernel) -> RegionQueue:
         if kernel not in self._queues:
             recycled = UsedRegions(self._progress_on(kernel.stream)) if self._is_ring else None
-            self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(kernel), recycled)
+            queue = self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(kernel), recycled)
+            if recycled is None and queue.rows is not None:
+                self.table.add(tuple(kernel), queue.rows, self._counter_of(kernel), queue.choice_base)
         return self._queues[kernel]
 
     def _progress_on(self, stream: int) -> StreamProgress:
@@ -230,6 +241,7 @@ class Launches:
         # up is lost, and a full flight recorder has no others.
         if self._selection.keep == "first" or self._sinks.needs_mirror() != needed_mirror:
             self._queues.clear()
+            self.table.clear()
         return self._counted
 
     def is_any_running(self) -> bool:

@@ -115,23 +115,29 @@ class RegionQueue:
         self._used = recycled
         self._segment = segment
         self._plan = plan
-        self._choice_base = segment.address + plan.choice
+        self.choice_base = segment.address + plan.choice
+        """What is added to a region's offset for LaunchHandle.descriptor."""
         mirror = device.memory.mirror if plan.flags & fmt.ENTRY_MIRRORED else None
         self._mirror_offset = mirror.offset() if mirror is not None else 0
-        self._rows = segment.rows_of(plan, self._mirror_offset)
-        """None once no room is left."""
+        self.rows = segment.rows_of(plan, self._mirror_offset)
+        """RegionPlan, with the regions that are reserved; None where there is no room for one."""
+        self._has_room = self.rows is not None
         self._ready: deque[Region] = deque()
+        """Reserved ones of a flight recorder."""
 
     def take(self, sequence: int, epoch: int, key: str = "") -> int:
         """Returns LaunchHandle.descriptor of the next launch; without room counts the launch and returns 0."""
         segment, region = self._segment, None
+        if self.rows is not None and self.rows.num_ready:
+            offset: int = segment.host.start_ready(self.rows, sequence & 0xFFFFFFFF, epoch & 0xFFFFFFFF, key)
+            return self.choice_base + offset
         if self._ready:
             region = self._ready.popleft()
-        elif self._rows is not None:
-            region = segment.start_new(self._rows, sequence, epoch, key)
+        elif self._has_room:
+            region = segment.start_new(self.rows, sequence, epoch, key)
             if region is not None:
                 return self._hand_out(region)
-            self._rows = None  # room never comes back
+            self._has_room = False  # room never comes back
         if region is None and self._used is not None:
             region = self._used.take_oldest()
         if region is None:
@@ -143,15 +149,19 @@ class RegionQueue:
     def _hand_out(self, region: Region) -> int:
         if self._used is not None:
             self._used.append(region)
-        return self._choice_base + region.offset
+        return self.choice_base + region.offset
 
     def reserve(self, wanted: int) -> None:
         """Reserves regions until `wanted` are ready, or no room is left."""
-        while (missing := wanted - len(self._ready)) > 0:
+        while self.rows is not None and (missing := wanted - self.rows.num_ready - len(self._ready)) > 0:
             regions = self._segment.reserve_regions(self._plan, missing, self._mirror_offset)
-            self._ready.extend(regions)
             if not regions:
                 break
+            if self._used is not None:
+                self._ready.extend(regions)
+                continue
+            for region in regions:
+                self.rows.add_ready(region.launch_idx, region.offset)
 
 
 class Ring(Protocol):

@@ -43,6 +43,7 @@ def _word_of(field: str) -> int:
 
 
 _READY, _DECISION, _DUE = _word_of("ready_launch"), _word_of("decision"), _word_of("due_ns")
+_LAUNCH, _LAST_GO = range(2)
 
 
 class SamplingSchedule:
@@ -59,24 +60,32 @@ class SamplingSchedule:
         self._headers = [segment.header for segment in segments]
         words = [segment.words[: fmt.SEGMENT_HEADER.itemsize // 4].cast("B").cast("Q") for segment in segments]
         self._own, self._leader, self._others = words[rank], words[0], words[1:]
-        self._launch = self._last_go = 0
+        self.counts: Any = memoryview(bytearray(16)).cast("Q")
+        """Launches so far, and that of the last "go". csrc/apis/launches.cpp counts, too."""
+        self.words = segments[0].address + 8 * _DUE, segments[0].address + 8 * _DECISION if self._is_leader else 0
+        """Addresses of when sampling is due, and of what rank 0 decides before each launch; 0 on other ranks."""
         self._waits_s = _LEADER_WAITS_S
         self._tries_again_ns = 0
         self._pauses_s = _FOLLOWER_PAUSES_S
 
+    @property
+    def _launch(self) -> int:
+        count: int = self.counts[_LAUNCH]
+        return count
+
     def before_launch(self) -> bool:
         """Returns whether all ranks sample now; the answer is the same on each. Call it before every launch."""
-        self._launch += 1
+        self.counts[_LAUNCH] += 1
         now = time.monotonic_ns()
         is_due = now >= self._leader[_DUE]
         if self._is_leader:
             if is_due:
-                self._own[_READY] = self._launch  # until it has decided
+                self._own[_READY] = self.counts[_LAUNCH]  # until it has decided
             go = is_due and self._lead()
             if go:
-                self._last_go = self._launch
+                self.counts[_LAST_GO] = self.counts[_LAUNCH]
                 self.postpone(_LEADER_WAITS_AT_MOST_S)  # before others come to their next launch
-            self._own[_DECISION] = self._last_go << _LAUNCH_BITS | self._launch
+            self._own[_DECISION] = self.counts[_LAST_GO] << _LAUNCH_BITS | self.counts[_LAUNCH]
             if is_due:
                 self._own[_READY] = 0
             return go

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -19,25 +20,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from tracekern.comm.devices.device import CaptureDevice, open_device
 from tracekern.comm.devices.this_thread import this_resident
 from tracekern.comm.ranks.group import Group
-from tracekern.comm.ranks.node import directory_id
 from tracekern.dump import format as fmt
-from tracekern.dump.attempts import place_of
 from tracekern.errors import BadInput, one_line
-from tracekern.formatting import count
-from tracekern.host_clock import host_ns
+from tracekern.host_clock import anchor
 from tracekern.record import claims
-from tracekern.record.attempt_choice import Claim, choose_attempt, lock_attempt
+from tracekern.record.attempt_choice import Claim, agree_on_attempt, lock_attempt
 from tracekern.record.clock_samples import CaptureClocks
-from tracekern.record.gather import how_to_save, leave_dump, save_torch_profile
+from tracekern.record.gather import collect_records, how_to_save, leave_dump, save_torch_profile
 from tracekern.record.guard import Guard, OnError
+from tracekern.record.host_span import HostSpan
 from tracekern.record.launches import Kernel, Launches, LaunchHandle, check_epoch, check_key
 from tracekern.record.selection import Selection
 from tracekern.record.setup import (
     Setup,
     about_run,
     check_built,
-    check_run_id,
-    differing_directories,
     directory_of,
     is_text,
     list_of_names,
@@ -65,6 +62,15 @@ _active: dict[Any, Capture] = {}
 _still_written: list[SegmentWriter] = []
 """Segments of captures that closed while a kernel ran, or was to start. They stay mapped, or it would crash."""
 _num_opened = Counter[Any]()
+
+
+def _leave_short_way() -> None:
+    """In a fork nothing is recorded: it would overwrite what its rank does."""
+    for session in _active.values():
+        session.set_short_way(False)
+
+
+os.register_at_fork(after_in_child=_leave_short_way)
 
 
 def open_capture() -> Capture | None:
@@ -157,6 +163,9 @@ class Capture:
         self._rank_of_process: Any = None
         self._is_fork_told = False
         self._graphs: list[TracedGraph] = []
+        self._short_way: Callable[..., int] | None = None
+        self.is_in_short_way = False
+        """Whether a range that begins now needs no other checks."""
         self._told_of = set[str]()
         self._lock = threading.Lock()
         self.peers_limit_s = CLOSE_TIMEOUT_S
@@ -197,13 +206,16 @@ class Capture:
             with self.group.in_step():
                 self._guard.raise_again()  # what capture() found on this rank
                 make_way(self.directory, self._about["command"])  # before rank 0 looks for evidence there
-            self.run_id, self._one_disk = self._meet()
+            self._meet()
             self.device = open_device(self._setup.device, self.group)
             with self.group.in_step():  # afterwards all segments exist
                 self._open(undo)
             if self._setup.clocks:
                 self._clocks.open(self.device, self.segment, self.group, self.run_id)
+                self._clocks.shorten(self._launches.table)
             undo.pop_all()
+        self._guard.on_off = lambda: self.set_short_way(False)
+        self._choose_way()
 
     def _open(self, undo: contextlib.ExitStack) -> None:
         """Opens this rank's part of the capture. `undo` gets the calls that close it again."""
@@ -220,6 +232,7 @@ class Capture:
         undo.callback(self.segment.close)
         undo.callback(self.device.memory.detach)
         undo.callback(self.segment.unlink)
+        self._lock = self.segment.lock
         self._launches = Launches(self.segment, self.device, self._selection, self._sinks, self._guard.warns)
         self._pid = os.getpid()
         undo.callback(setattr, self, "_pid", 0)
@@ -228,7 +241,7 @@ class Capture:
         undo.callback(_active.pop, self._rank_of_process)
         self.device.memory.attach(self.segment)
         if self._sinks.needs_mirror():
-            self._open_mirror()
+            self._sinks.open_mirror(self.device.memory.mirror, self.segment, self.directory)
         for preload in setup.preload:
             preload()
         self._make_room(undo)
@@ -247,6 +260,7 @@ class Capture:
     def _close(self, in_order: bool) -> None:
         """Saves what was recorded and gives everything back. in_order: no error is on its way out of the block."""
         is_saved = False
+        self.set_short_way(False)
         is_gone = self.group.forget_if_gone()
         try:
             in_order = self._stop(in_order and not is_gone)
@@ -289,7 +303,9 @@ class Capture:
             why = problem or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
             told = "capture %s: rank %d: %s; what it recorded is kept"
             _log.warning(told, self.directory, self.group.world_rank, why)
-        self._collect(is_idle)  # first: a peer that hangs may hold this rank until it is killed
+        collect_records(
+            self.device, self.segment, self._graphs, is_idle, self.directory
+        )  # first: a peer that hangs may hold this rank until it is killed
         for lacked in lacking_bodies(self.segment):
             _log.warning("capture %s: %s", self.directory, lacked["text"])
         for name in self._launches.unknown_names():
@@ -349,12 +365,17 @@ class Capture:
         Raises:
             BadInput: Called outside the capture's `with` block, or with an argument that cannot be used.
         """
+        short_way = self._short_way
+        if short_way is not None and not self.device.streams.is_captured():
+            descriptor = short_way(name, grid, warps, stream, events, roles, epoch, key)
+            if descriptor >= 0:
+                return LaunchHandle(descriptor, grid, warps, stream)
         descriptor = 0
         with self._guard:
             check_epoch(name, epoch)
             if key != "":
                 check_key(name, key)
-            if (self._is_recording and os.getpid() == self._pid) or self._is_ours(f"launch({name!r})"):
+            if self._is_ours(f"launch({name!r})"):
                 with self._lock:
                     if self._is_open:  # another thread may have closed it by now
                         kernel = Kernel(name, grid, warps, stream, events, roles)
@@ -362,6 +383,17 @@ class Capture:
         if self._guard.is_off:
             self._num_given_up += 1
         return LaunchHandle(descriptor, grid, warps, stream)
+
+    def _choose_way(self) -> None:
+        """Says whether launches and ranges may be written by one call now (csrc/apis/launches.cpp)."""
+        is_graph = bool(self._graphs) and self._graphs[-1].is_capturing
+        self.set_short_way(self._is_recording and not self._is_counting and not is_graph)
+
+    def set_short_way(self, is_open: bool) -> None:
+        """Opens or closes it. Nothing is written once it is closed."""
+        self.is_in_short_way = is_open
+        self.segment.open_short_way(is_open)
+        self._short_way = self._launches.table.launch if is_open and not self._is_ring else None
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool, key: str) -> int:
         """Returns LaunchHandle.descriptor."""
@@ -415,25 +447,20 @@ class Capture:
         return UntracedGraph(name, run)
 
     def _traced_graph(self, run: Callable[[], None], name: str, slots: int) -> TracedGraph:
-        from tracekern.record.graphs import TracedGraph
+        from tracekern.record.graphs import TracedGraph, check_graph
 
-        if self.device.backend != "cuda":
-            raise BadInput(f"capture.graph({name!r}): the {self.device.backend} backend has no graphs; it needs a GPU")
-        if this_resident() is not None:
-            raise BadInput(
-                f"capture.graph({name!r}): resident ranks replay no graphs, which would launch all kernels of one rank "
-                "before those of the next; launch them one by one"
-            )
-        if slots < 1:
-            raise BadInput(f"capture.graph({name!r}): slots={slots}; wanted 1 or more")
+        check_graph(name, slots, self.device.backend)
         graph = TracedGraph(self.segment, self.device, name, slots, self._is_ring, self._before_replay)
         with self._lock:
             self._graphs.append(graph)
+        self.set_short_way(False)
         try:
             graph.capture(run)
         except BaseException:
             self._graphs.remove(graph)
             raise
+        finally:
+            self._choose_way()
         return graph
 
     def _before_replay(self, lay_ready: Callable[[], bool]) -> bool:
@@ -461,10 +488,14 @@ class Capture:
             if self._is_ours("counting()"):
                 first = int(self.segment.header["num_launches"])
         was_counting, self._is_counting = self._is_counting, first >= 0
+        if first >= 0:
+            self._choose_way()
         try:
             yield
         finally:
             self._is_counting = was_counting
+            if first >= 0 and self._is_open:
+                self._choose_way()
         with self._guard:
             if first >= 0 and self._is_recording:
                 self._use_counts(first, repeats)
@@ -474,29 +505,34 @@ class Capture:
         needed_mirror = self._sinks.needs_mirror()
         _log.info("capture %s: records per track: %s", self.directory, self._launches.read_counts(first))
         if self._sinks.needs_mirror() and not needed_mirror:
-            self._open_mirror()
+            self._sinks.open_mirror(self.device.memory.mirror, self.segment, self.directory)
         with self._lock:
             self._launches.reserve_counted(repeats)
 
-    @contextlib.contextmanager
-    def range(self, name: str) -> Iterator[None]:
+    def range(self, name: str) -> HostSpan:
         """Records a span of this host thread, drawn beside the kernels. Long names are cut.
 
         It ends with the block. Kernels that the block only queued run later, unless it waits for them.
         """
-        is_recorded = False
+        return HostSpan(self, name)
+
+    def may_record_range(self, name: str) -> bool:
+        """Returns whether a range that begins now is recorded. Raises BadInput for what is no name, or is too late."""
         with self._guard:
             if not is_text(name):
                 raise BadInput(f"range({name!r}): wanted a name")
-            is_recorded = self._is_ours(f"range({name!r})")
-        start_ns = host_ns()
-        try:
-            yield
-        finally:
-            with self._guard, self._lock:
-                # A capture that is packed already takes no more.
-                if is_recorded and self.segment.is_recording:
-                    self.segment.append_host_span(name, threading.get_native_id(), start_ns, host_ns())
+            return self._is_ours(f"range({name!r})")
+        return False
+
+    def end_range(self, name: str, begin_ns: int) -> None:
+        """Records a range of this thread that began at a time of CLOCK_MONOTONIC and ends now."""
+        if self.segment.host.add_span(name, begin_ns):
+            return
+        end_ns = time.monotonic_ns()
+        with self._guard, self._lock:
+            if self.segment.is_recording and os.getpid() == self._pid:  # a capture that is packed already takes no more
+                ahead = anchor().ns
+                self.segment.append_host_span(name, threading.get_native_id(), begin_ns + ahead, end_ns + ahead)
 
     def add_torch_profile(self, profile: Any) -> Path:
         """Adds the lanes of a torch.profiler run to the capture.
@@ -553,43 +589,10 @@ class Capture:
         replaced = None if group.rank else group.world_ranks[: None if self._one_disk else 1]
         forget_old_capture(self.directory, group.world_rank, replaced)
 
-    def _meet(self) -> tuple[str, bool]:
-        """Returns the run's name, the same on all ranks, and whether all write to one directory. Collective."""
-        ordinal = _num_opened[this_resident()]
+    def _meet(self) -> None:
+        """Agrees with the other ranks on the run's name, on the directory, and whether all write to one. Collective."""
+        ordinal, group = _num_opened[this_resident()], self.group
         _num_opened[this_resident()] += 1
-        run_id = make_run_id(ordinal, self.group)
-        self._claim = Claim.of_capture(self.directory, run_id, self.group.world_rank)
-        attempt, why = choose_attempt(self.directory, self._claim) if self.group.is_connected else (0, "")
-        own = run_id, attempt, str(self.directory), directory_id(self.directory)
-        names, attempts, places, ids = zip(*self.group.all_gather(own, "the opening of a capture"), strict=True)
-        self.directory = place_of(self.directory, int(attempts[0]))
-        ranks = self.group.world_ranks
-        for told in filter(None, (why, differing_directories(places, ranks))) if self.group.rank == 0 else ():
-            _log.warning("%s", told)
-        return check_run_id(names[0], ranks[0]), len(set(ids)) == 1
-
-    def _open_mirror(self) -> None:
-        """Allocates device memory for records; for a flight recorder, memory that outlives this process."""
-        mirror = self.device.memory.mirror
-        assert mirror is not None  # SinkChoice refuses a sink that needs a mirror without one
-        reason = mirror.start_keeper(self.segment) if self._is_ring else mirror.open()
-        if reason and self._setup.sink == "device":
-            raise BadInput(f"keep={self._selection.keep!r} with sink='device': {reason}; take sink='host'")
-        if reason:
-            _log.warning("capture %s: records stay in host memory: %s", self.directory, reason)
-            self._sinks.has_mirror = False
-
-    def _collect(self, is_idle: bool) -> None:
-        """Copies the records back from device memory. Warns of records lost with a device that does not answer."""
-        try:
-            for graph in self._graphs:
-                graph.close(is_idle)
-        except RuntimeError as error:
-            _log.warning("capture %s: the last replay of a graph was not counted: %s", self.directory, error)
-        try:
-            self.device.memory.collect(self.segment)
-        except RuntimeError as error:
-            lost = [entry for entry in self.segment.recorded_launches() if entry["flags"] & fmt.ENTRY_MIRRORED]
-            if lost:
-                what = f"the device does not answer: {error}; lost with its memory: {count(len(lost), 'launch')}"
-                _log.warning("capture %s: %s", self.directory, what)
+        run_id = make_run_id(ordinal, group)
+        self._claim = Claim.of_capture(self.directory, run_id, group.world_rank)
+        self.directory, self.run_id, self._one_disk = agree_on_attempt(self.directory, self._claim, group, run_id)

@@ -11,12 +11,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
+
+if TYPE_CHECKING:
+    from tracekern.comm.devices.device import Mirror
+    from tracekern.segment.writer import SegmentWriter
 
 Sink = Literal["auto", "host", "device"]
 
@@ -44,7 +49,8 @@ class SinkChoice:
     """Chooses the sink of each kernel by name."""
 
     def __init__(self, wanted: Sink, has_mirror: bool, together: bool = False) -> None:
-        """has_mirror: the device can record into its own memory. together: if one kernel does so, all do.
+        """has_mirror: the device can record into its own memory. together: of a flight recorder: if one kernel does
+        so, all do.
 
         Raises BadInput for a sink that is not available.
         """
@@ -69,6 +75,17 @@ class SinkChoice:
         is_crowded = len(done) >= MANY_TRACKS and ticks <= SHORT_S * ticks_per_second
         rate = math.inf if is_crowded else stores * ticks_per_second / max(ticks, 1)
         self._stores_per_s[name] = max(rate, self._stores_per_s.get(name, 0.0))
+
+    def open_mirror(self, mirror: Mirror | None, segment: SegmentWriter, directory: Path) -> None:
+        """Allocates device memory for records; for a flight recorder, memory that outlives this process."""
+        assert mirror is not None  # a sink that needs one is refused without
+        reason = mirror.start_keeper(segment) if self._together else mirror.open()
+        if reason and self._wanted == "device":
+            keep = "last" if self._together else "first"
+            raise BadInput(f"keep={keep!r} with sink='device': {reason}; take sink='host'")
+        if reason:
+            _log.warning("capture %s: records stay in host memory: %s", directory, reason)
+            self.has_mirror = False
 
     def needs_mirror(self) -> bool:
         """Returns whether launches of any kernel counted so far record in device memory."""

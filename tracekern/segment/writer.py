@@ -12,8 +12,10 @@ import json
 import mmap
 import os
 import struct
+import threading
 import time
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +24,7 @@ from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput
 from tracekern.files import removed_afterwards, temporary_neighbour
-from tracekern.host_clock import host_ns
+from tracekern.host_clock import anchor, host_ns
 from tracekern.segment.file_lock import FileLock
 from tracekern.segment.launch_plan import LaunchPlan, Region
 from tracekern.segment.names import MAKE_ROOM, NO_ROOM, SHM_DIR, own_segment
@@ -76,37 +78,22 @@ _FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _KEY = (
     _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch", "key")
 )
 _KEY_BYTES = fmt.LAUNCH_ENTRY["key"].itemsize
-_ENTRY_IDX, _ENTRY_OFFSETS, _ENTRY_TEXTS = (
-    int(fmt.LAUNCH_ENTRY.fields[field][1])  # type: ignore[index]
-    for field in ("launch_idx", "headers_offset", "events_offset")
-)
+_ENTRY_TEXTS = int(fmt.LAUNCH_ENTRY.fields["events_offset"][1])  # type: ignore[index]
 _ALL_BITS = (1 << 64) - 1
+_NUM_STARTED, _ARENA_BACKED, _ENTRIES_BACKED, _SPANS_BACKED, _ANCHOR, _IS_OPEN = range(_NUM_HOST_WORDS := 6)
+"""Places in SegmentWriter.host_words."""
 _WORD, _PAIR = struct.Struct("<I"), struct.Struct("<QQ")
-_IDENTITY, _START = struct.Struct("<IIqI"), struct.Struct("<IQI")
-"""Fields of a launch entry that lie together: from launch_idx to epoch, from order to waited_ns."""
+_START = struct.Struct("<IQI")
+"""Fields of a launch entry that lie together: from order to waited_ns."""
 _DESCRIPTOR_BYTES, _ENTRY_BYTES = fmt.LAUNCH_DESCRIPTOR.itemsize, fmt.LAUNCH_ENTRY.itemsize
-_ENTRIES_AT_ONCE = 256
-"""Launch entries whose pages are reserved together."""
+_ROWS_AT_ONCE = 256
+"""Launch entries, or spans of the host, whose pages are reserved together."""
 _ARENA_AT_ONCE = 1 << 18
 """Bytes of the arena whose pages are reserved together, where they are not all reserved as the capture opens."""
-_CARRY_BITS = 32
-_CARRY_BYTES = 1 << _CARRY_BITS
+_CARRY_BYTES = 1 << 32
 """Regions do not cross multiples of this: kernels count up only the low word of an address (csrc/platform/device.h)."""
 _KEPT_FREE = fmt.ALIGNMENT
 """Bytes in front of such a multiple that no region takes: the count of a full track stays there."""
-
-
-class RegionRows(NamedTuple):
-    """What the regions of one plan have in common. Its rows are filled in and copied for each region."""
-
-    region_bytes: int
-    records_in_region: int
-    mirror_offset: int
-    arena_address: int
-    """Where kernels write to the arena."""
-    stream: int
-    entry: bytearray
-    descriptor: bytearray
 
 
 class SegmentWriter(SegmentView):
@@ -118,8 +105,11 @@ class SegmentWriter(SegmentView):
     def __init__(self, name: str, file_descriptor: int, size: int) -> None:
         super().__init__(name, file_descriptor, size)
         self._owner_lock: FileLock | None = None
-        self._arena_backed = self._entries_backed = 0
-        self._num_started = 0
+        self.host_words: Any = memoryview(bytearray(8 * _NUM_HOST_WORDS)).cast("Q")
+        """HostWords of csrc/apis/launches.cpp."""
+        self.host_words[_ANCHOR] = anchor().ns & _ALL_BITS
+        self.lock = threading.Lock()
+        """Held by who writes with the calls of this class."""
         self._texts: dict[bytes, int] = {}
 
     @classmethod
@@ -191,7 +181,7 @@ class SegmentWriter(SegmentView):
         offset, num_bytes = int(self.header["arena_offset"]), int(self.header["arena_bytes"])
         if not self._back(offset, num_bytes):
             raise BadInput(f"segment {self.name}: {num_bytes} bytes do not fit {SHM_DIR}; {MAKE_ROOM}")
-        self._arena_backed = num_bytes
+        self.host_words[_ARENA_BACKED] = num_bytes
         return self.address + offset, num_bytes
 
     def refuse(self, num_launches: int, num_bytes: int) -> None:
@@ -236,7 +226,7 @@ class SegmentWriter(SegmentView):
         offsets = first_at + np.arange(count, dtype=np.uint64) * np.uint64(region_bytes)
         entries = np.frombuffer(bytearray(plan.entry * count), fmt.LAUNCH_ENTRY)
         entries["launch_idx"] = np.arange(first_idx, first_idx + count)
-        entries["order"] = self._num_started & 0xFFFFFFFF
+        entries["order"] = self.host_words[_NUM_STARTED] & 0xFFFFFFFF
         entries["headers_offset"] = headers_at = offsets + np.uint64(fmt.LAUNCH_DESCRIPTOR.itemsize)
         entries["records_offset"] = records_at = headers_at + np.uint64(plan.num_tracks * fmt.TRACK_HEADER.itemsize)
         entries["events_offset"], entries["roles_offset"] = events_at, roles_at
@@ -252,8 +242,20 @@ class SegmentWriter(SegmentView):
         places = offsets, descriptors["headers"], descriptors["records"]
         return list(map(Region, range(first_idx, first_idx + count), *(place.tolist() for place in places)))
 
-    def rows_of(self, plan: LaunchPlan, mirror_offset: int = 0) -> RegionRows | None:
-        """Returns what start_new() takes; None without room for one. mirror_offset: as above."""
+    @cached_property
+    def host(self) -> Any:
+        """What writes launches and spans of the host where there is room: SegmentHost of csrc/apis/launches.cpp."""
+        from tracekern import _core
+
+        keeps_last = self.metadata.get("keep") == "last"
+        return _core.SegmentHost(self.address, self.host_words, self.lock.locked, keeps_last)
+
+    def open_short_way(self, is_open: bool) -> None:
+        """Lets `host` write what launch() and range() are asked for, or no more."""
+        self.host_words[_IS_OPEN] = is_open
+
+    def rows_of(self, plan: LaunchPlan, mirror_offset: int = 0) -> Any:
+        """Returns the RegionPlan that start_new() takes; None without room for one region. mirror_offset: as above."""
         if plan.region_bytes > self.arena_room:
             return None
         events_at, roles_at = self._store_text(plan.events), self._store_text(plan.roles)
@@ -262,56 +264,36 @@ class SegmentWriter(SegmentView):
         entry = bytearray(plan.entry)
         _WORD.pack_into(entry, 4 * _FLAGS, plan.flags)
         _PAIR.pack_into(entry, _ENTRY_TEXTS, events_at, roles_at)
-        return RegionRows(
+        from tracekern import _core
+
+        return _core.RegionPlan(
             region_bytes=plan.region_bytes,
             records_in_region=_DESCRIPTOR_BYTES + plan.num_tracks * fmt.TRACK_HEADER.itemsize,
-            mirror_offset=mirror_offset,
-            arena_address=self._address + self._numbers[_ARENA_OFFSET] + mirror_offset,
-            stream=plan.stream,
-            entry=entry,
-            descriptor=bytearray(plan.descriptor),
+            mirror_offset=mirror_offset & _ALL_BITS,
+            arena_address=(self._address + self._numbers[_ARENA_OFFSET] + mirror_offset) & _ALL_BITS,
+            entry=bytes(entry),
+            descriptor=plan.descriptor,
         )
 
-    def start_new(self, rows: RegionRows, sequence: int, epoch: int, key: str = "") -> Region | None:
-        """Does what reserve_regions() and start_launch() do for one launch, in less time. Returns None without room."""
-        region_bytes, records_in_region, mirror_offset, arena, stream, entry, descriptor = rows
-        numbers, waited_ns = self._numbers, 0
-        launch_idx, cursor = numbers[_NUM_LAUNCHES], numbers[_CURSOR]
-        stop = cursor + region_bytes
-        if (
-            stop > self._arena_backed
-            or launch_idx >= self._entries_backed
-            or (arena + cursor) >> _CARRY_BITS != (arena + stop + _KEPT_FREE) >> _CARRY_BITS
-        ):
+    def start_new(self, rows: Any, sequence: int, epoch: int, key: str = "") -> Region | None:
+        """Does what reserve_regions() and start_launch() do for one launch, in less time. Returns None without room.
+
+        rows: of rows_of().
+        """
+        waited_ns = 0
+        if not self.host.has_room(rows):
             asked_ns = time.monotonic_ns()
-            if not self._make_room(region_bytes, mirror_offset):
+            if not self._make_room(rows.region_bytes, rows.mirror_offset):
                 return None
-            waited_ns = time.monotonic_ns() - asked_ns
-            cursor = numbers[_CURSOR]
-        headers_at, records_at = cursor + _DESCRIPTOR_BYTES, cursor + records_in_region
-        headers, records = (arena + headers_at) & _ALL_BITS, (arena + records_at) & _ALL_BITS
-        numbers[_CURSOR] = cursor + region_bytes
-        arena_offset = numbers[_ARENA_OFFSET]
-        _PAIR.pack_into(descriptor, 0, headers, records)
-        _PAIR.pack_into(entry, _ENTRY_OFFSETS, arena_offset + headers_at, arena_offset + records_at)
-        _IDENTITY.pack_into(entry, _ENTRY_IDX, launch_idx, sequence & 0xFFFFFFFF, stream, epoch & 0xFFFFFFFF)
-        _START.pack_into(entry, 4 * _ORDER, self._num_started & 0xFFFFFFFF, host_ns(), min(waited_ns, 0xFFFFFFFF))
-        self._num_started += 1
-        offset, entry_at = arena_offset + cursor, 4 * (self._entries_word + launch_idx * _ENTRY_WORDS)
-        raw = self._raw
-        raw[offset : offset + _DESCRIPTOR_BYTES] = descriptor
-        raw[entry_at : entry_at + _ENTRY_BYTES] = entry
-        if key:
-            self._set_key(entry_at, key)
-        numbers[_NUM_LAUNCHES] = launch_idx + 1
-        return Region(launch_idx, offset, headers, records)
+            waited_ns = min(time.monotonic_ns() - asked_ns, 0xFFFFFFFF)
+        return Region(*self.host.start_new(rows, sequence & 0xFFFFFFFF, epoch & 0xFFFFFFFF, key, waited_ns))
 
     def _make_room(self, region_bytes: int, mirror_offset: int) -> bool:
         """Moves the cursor to where a region fits, and reserves its pages. Returns False without room."""
         if not self._clear_of_carry(region_bytes, mirror_offset):
             return False
         stop = self._numbers[_CURSOR] + region_bytes
-        is_backed = stop <= self._arena_backed or self._back_arena_to(stop)
+        is_backed = stop <= self.host_words[_ARENA_BACKED] or self._back_arena_to(stop)
         return is_backed and self._back_entries(self._numbers[_NUM_LAUNCHES] + 1)
 
     def start_launch(self, region: Region, sequence: int, epoch: int, key: str = "") -> None:
@@ -332,8 +314,8 @@ class SegmentWriter(SegmentView):
         words[entry + _EPOCH] = epoch & 0xFFFFFFFF
         if key or words[entry + _KEY]:  # that of an earlier launch
             self._set_key(4 * entry, key)
-        _START.pack_into(self._raw, 4 * (entry + _ORDER), self._num_started & 0xFFFFFFFF, host_ns(), 0)
-        self._num_started += 1
+        _START.pack_into(self._raw, 4 * (entry + _ORDER), self.host_words[_NUM_STARTED] & 0xFFFFFFFF, host_ns(), 0)
+        self.host_words[_NUM_STARTED] += 1
         words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED
 
     def _set_key(self, entry_at: int, key: str) -> None:
@@ -345,7 +327,7 @@ class SegmentWriter(SegmentView):
         # Cleared first: the region belongs to no replay until one takes it.
         self.words[region.offset // 4 + _DESCRIPTOR_REPLAY] = 0
         entry = self._entries_word + region.launch_idx * _ENTRY_WORDS
-        self.words[entry + _ORDER] = self._num_started & 0xFFFFFFFF
+        self.words[entry + _ORDER] = self.host_words[_NUM_STARTED] & 0xFFFFFFFF
         return self._next_generation(entry)
 
     def _next_generation(self, entry: int) -> int:
@@ -356,7 +338,14 @@ class SegmentWriter(SegmentView):
 
     def append_clock_samples(self, samples: npt.NDArray[Any]) -> None:
         """Append rows of dtype CLOCK_SAMPLE; rows that find no room are counted as lost."""
-        self._append("samples", samples.astype(fmt.CLOCK_SAMPLE, copy=False))
+        rows = samples.astype(fmt.CLOCK_SAMPLE, copy=False)
+        count, capacity = int(self.header["num_samples"]), int(self.header["samples_capacity"])
+        offset = int(self.header["samples_offset"]) + count * rows.itemsize
+        if len(rows) > capacity - count or not self._back(offset, rows.nbytes):
+            self.header["samples_lost"] += len(rows)
+            return
+        self._view(offset, rows.dtype, len(rows))[:] = rows
+        self.header["num_samples"] = count + len(rows)
 
     def append_host_span(self, name: str, thread: int, start_ns: int, end_ns: int) -> None:
         """Append one host span, in host time.
@@ -365,25 +354,16 @@ class SegmentWriter(SegmentView):
         """
         span = np.zeros(1, fmt.HOST_SPAN)
         _fill(span, {"name": fmt.cut_name(name), "thread": thread, "start_ns": start_ns, "end_ns": end_ns})
-        spans = self.host_spans()
-        if self.metadata.get("keep") == "last" and 0 < len(spans) == int(self.header["host_capacity"]):
-            spans[int(self.header["host_spans_lost"]) % len(spans)] = span[0]
-            self.header["host_spans_lost"] += 1
+        count, capacity = int(self.header["num_host_spans"]), int(self.header["host_capacity"])
+        is_full = count == capacity and self.metadata.get("keep") == "last" and capacity > 0
+        place = int(self.header["host_spans_lost"]) % capacity if is_full else count
+        offset, row_bytes = int(self.header["host_offset"]), fmt.HOST_SPAN.itemsize
+        if is_full or self._back_rows(_SPANS_BACKED, offset, row_bytes, count + 1, capacity):
+            self._view(offset + place * row_bytes, fmt.HOST_SPAN, 1)[:] = span
+            self.header["num_host_spans"] += not is_full
+            self.header["host_spans_lost"] += is_full
         else:
-            self._append("host", span)
-
-    def _append(self, part: str, rows: npt.NDArray[Any]) -> None:
-        count_key, lost_key = (
-            ("num_samples", "samples_lost") if part == "samples" else ("num_host_spans", "host_spans_lost")
-        )
-        count = int(self.header[count_key])
-        offset = int(self.header[f"{part}_offset"]) + count * rows.itemsize
-        room = int(self.header[f"{part}_capacity"]) - count
-        if len(rows) > room or not self._back(offset, rows.nbytes):
-            self.header[lost_key] += len(rows)
-            return
-        self._view(offset, rows.dtype, len(rows))[:] = rows
-        self.header[count_key] = count + len(rows)
+            self.header["host_spans_lost"] += 1
 
     def _clear_of_carry(self, region_bytes: int, mirror_offset: int) -> int:
         """Moves the cursor past a multiple of 4 GiB that the next region would cross.
@@ -412,7 +392,7 @@ class SegmentWriter(SegmentView):
         numbers = self._numbers
         cursor = numbers[_CURSOR]
         stop = cursor + fmt.align_up(num_bytes)
-        if stop > self._arena_backed and not self._back_arena_to(stop):
+        if stop > self.host_words[_ARENA_BACKED] and not self._back_arena_to(stop):
             return None
         numbers[_CURSOR] = stop
         return numbers[_ARENA_OFFSET] + cursor
@@ -422,21 +402,25 @@ class SegmentWriter(SegmentView):
         offset, arena_bytes = self._numbers[_ARENA_OFFSET], self._numbers[_ARENA_BYTES]
         if stop > arena_bytes:
             return False
+        backed = self.host_words[_ARENA_BACKED]
         for upto in (min(stop + _ARENA_AT_ONCE, arena_bytes), stop):
-            if self._back(offset + self._arena_backed, upto - self._arena_backed):
-                self._arena_backed = upto
+            if self._back(offset + backed, upto - backed):
+                self.host_words[_ARENA_BACKED] = upto
                 return True
         return False
 
     def _back_entries(self, count: int) -> bool:
         """Reserves pages of the first `count` launch entries, and of some more. Returns False without room."""
-        capacity = self._numbers[_CAPACITY]
-        if count <= self._entries_backed or count > capacity:
+        offset = 4 * self._entries_word
+        return self._back_rows(_ENTRIES_BACKED, offset, _ENTRY_BYTES, count, self._numbers[_CAPACITY])
+
+    def _back_rows(self, backed: int, offset: int, row_bytes: int, count: int, capacity: int) -> bool:
+        first = self.host_words[backed]
+        if count <= first or count > capacity:
             return count <= capacity
-        first = self._entries_backed
-        for upto in (min(fmt.align_up(count, _ENTRIES_AT_ONCE), capacity), count):
-            if self._back(4 * (self._entries_word + first * _ENTRY_WORDS), (upto - first) * _ENTRY_BYTES):
-                self._entries_backed = upto
+        for upto in (min(fmt.align_up(count, _ROWS_AT_ONCE), capacity), count):
+            if self._back(offset + first * row_bytes, (upto - first) * row_bytes):
+                self.host_words[backed] = upto
                 return True
         return False
 

@@ -1,0 +1,344 @@
+// What capture.launch() and capture.range() write to a segment, where no room has to be made for it: calls that keep
+// the interpreter's lock from begin to end, so that no thread of Python sees half of one, and that wait for nothing.
+// tracekern/segment/writer.py does all else.
+#include <pybind11/pybind11.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apis/register.hpp"
+#include "trace/segment.h"
+
+namespace py = pybind11;
+
+namespace tracekern {
+namespace {
+
+// Shared with Python: HOST_WORDS of tracekern/segment/writer.py has the names.
+struct HostWords {
+    uint64_t num_started;     // launches so far
+    uint64_t arena_backed;    // bytes of the arena, ...
+    uint64_t entries_backed;  // ... launch entries ...
+    uint64_t spans_backed;    // ... and spans of the host that have pages
+    int64_t anchor_ns;        // what host time is ahead of CLOCK_MONOTONIC
+    uint64_t is_open;         // whether calls may take the short way
+};
+
+// HOST_SPAN of tracekern/dump/format.py.
+struct HostSpan {
+    int64_t start_ns, end_ns, thread, reserved;
+    char name[96];
+};
+
+int64_t monotonic_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// The text in UTF-8, cut to what a field of an entry holds, between characters; an empty view and false for no text.
+bool cut_text(py::handle text, std::string_view& cut) {
+    Py_ssize_t size = 0;
+    const char* bytes = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
+    if (bytes == nullptr) {
+        PyErr_Clear();
+        return false;
+    }
+    auto length = static_cast<size_t>(size);
+    if (length >= sizeof(HostSpan::name)) {
+        length = sizeof(HostSpan::name) - 1;
+        while (length > 0 && (static_cast<unsigned char>(bytes[length]) & 0xc0) == 0x80) --length;
+    }
+    cut = {bytes, length};
+    return true;
+}
+
+template <size_t kBytes>
+void store_text(char (&field)[kBytes], std::string_view text) {
+    std::memcpy(field, text.data(), text.size());
+    std::memset(field + text.size(), 0, kBytes - text.size());
+}
+
+// What the regions of one plan have in common, and those that are reserved but have no launch yet.
+struct RegionPlan {
+    RegionPlan(uint64_t bytes,
+               uint64_t records,
+               uint64_t mirror,
+               uint64_t address,
+               const std::string& entry_bytes,
+               std::string descriptor_bytes)
+        : region_bytes(bytes),
+          records_in_region(records),
+          mirror_offset(mirror),
+          arena_address(address),
+          descriptor(std::move(descriptor_bytes)) {
+        if (entry_bytes.size() != sizeof(entry)) throw py::value_error("wanted the bytes of a launch entry");
+        std::memcpy(&entry, entry_bytes.data(), sizeof(entry));
+    }
+
+    uint64_t region_bytes;
+    uint64_t records_in_region;
+    uint64_t mirror_offset;
+    uint64_t arena_address;  // where kernels write to the arena
+    LaunchEntry entry;
+    std::string descriptor;                           // begins with the addresses of headers and records
+    std::deque<std::pair<uint32_t, uint64_t>> ready;  // (launch_idx, offset from the segment's start)
+};
+
+class SegmentHost {
+public:
+    SegmentHost(uint64_t segment, const py::buffer& words, py::object is_locked, bool keeps_last)
+        : segment_(reinterpret_cast<char*>(segment)),
+          buffer_(words),
+          words_(static_cast<HostWords*>(words.request(true).ptr)),
+          is_locked_(std::move(is_locked)),
+          keeps_last_(keeps_last) {}
+
+    // Whether a call may write now: the capture is open, and no thread is in the middle of the long way.
+    bool is_free() const {
+        if (!words_->is_open) return false;
+        const auto locked = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_locked_.ptr()));
+        return locked.ptr() == Py_False;
+    }
+
+    bool has_room(const RegionPlan& plan) const {
+        const SegmentHeader& header = this->header();
+        const uint64_t first = plan.arena_address + header.arena_cursor, stop = first + plan.region_bytes;
+        return header.arena_cursor + plan.region_bytes <= words_->arena_backed &&
+               header.num_launches < words_->entries_backed &&
+               first / kCarryBytes == (stop + kSegmentAlignment) / kCarryBytes;
+    }
+
+    // Gives the next region to a launch, which has_room(). Returns (launch_idx, offset, headers, records) of a Region.
+    py::tuple start_new(const RegionPlan& plan, uint32_t sequence, uint32_t epoch, py::handle key, uint32_t waited_ns) {
+        std::string_view text;
+        if (!has_room(plan) || !cut_text(key, text)) throw py::value_error("wanted room and a text");
+        const Started started = start(plan, sequence, epoch, text, waited_ns);
+        return py::make_tuple(started.launch_idx, started.offset, started.headers, started.records);
+    }
+
+    struct Started {
+        uint64_t launch_idx, offset, headers, records;
+    };
+    Started start(const RegionPlan& plan, uint32_t sequence, uint32_t epoch, std::string_view key, uint32_t waited_ns) {
+        SegmentHeader& header = this->header();
+        const uint64_t cursor = header.arena_cursor, in_segment = header.arena_offset + cursor;
+        const uint64_t first = plan.descriptor.size(), launch_idx = header.num_launches;
+        const Started started = {launch_idx,
+                                 in_segment,
+                                 plan.arena_address + cursor + first,
+                                 plan.arena_address + cursor + plan.records_in_region};
+        header.arena_cursor = cursor + plan.region_bytes;
+        std::memcpy(segment_ + in_segment, plan.descriptor.data(), plan.descriptor.size());
+        std::memcpy(segment_ + in_segment, &started.headers, 2 * sizeof(uint64_t));
+        LaunchEntry& entry = this->entry(launch_idx);
+        entry = plan.entry;
+        entry.launch_idx = static_cast<uint32_t>(launch_idx);
+        entry.headers_offset = in_segment + first;
+        entry.records_offset = in_segment + plan.records_in_region;
+        identify(entry, sequence, epoch, key, waited_ns);
+        // Last: who reads the segment from outside finds no half-written entry.
+        __atomic_store_n(&header.num_launches, launch_idx + 1, __ATOMIC_RELEASE);
+        return started;
+    }
+    // The same of a region that was reserved before. Returns its offset.
+    uint64_t start_ready(RegionPlan& plan, uint32_t sequence, uint32_t epoch, std::string_view key) {
+        const auto [launch_idx, offset] = plan.ready.front();
+        plan.ready.pop_front();
+        LaunchEntry& entry = this->entry(launch_idx);
+        identify(entry, sequence, epoch, key, 0);
+        __atomic_store_n(&entry.flags, plan.entry.flags, __ATOMIC_RELEASE);  // without the mark of one that is reserved
+        return offset;
+    }
+
+    // A span of this thread that began at a time of CLOCK_MONOTONIC and ends now. False: nothing was written.
+    bool add_span(py::handle name, int64_t begin_ns) {
+        SegmentHeader& header = this->header();
+        std::string_view text;
+        const uint64_t count = header.num_host_spans, capacity = header.host_capacity;
+        const bool is_full = count == capacity && keeps_last_ && capacity > 0;
+        if (!is_free() || (!is_full && count >= words_->spans_backed) || !cut_text(name, text)) return false;
+        static thread_local const auto thread = static_cast<int64_t>(syscall(SYS_gettid));
+        const uint64_t place = is_full ? header.host_spans_lost % capacity : count;
+        HostSpan& span = reinterpret_cast<HostSpan*>(segment_ + header.host_offset)[place];
+        const int64_t anchor_ns = words_->anchor_ns;
+        span.start_ns = begin_ns + anchor_ns;
+        span.end_ns = monotonic_ns() + anchor_ns;
+        span.thread = thread;
+        span.reserved = 0;
+        store_text(span.name, text);
+        uint64_t& counter = is_full ? header.host_spans_lost : header.num_host_spans;
+        __atomic_store_n(&counter, counter + 1, __ATOMIC_RELEASE);
+        return true;
+    }
+
+private:
+    SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(segment_); }
+    LaunchEntry& entry(uint64_t idx) const {
+        return reinterpret_cast<LaunchEntry*>(segment_ + header().launches_offset)[idx];
+    }
+    void identify(LaunchEntry& entry, uint32_t sequence, uint32_t epoch, std::string_view key, uint32_t waited_ns) {
+        entry.sequence = sequence;
+        entry.epoch = epoch;
+        entry.order = static_cast<uint32_t>(words_->num_started++);
+        entry.host_ns = static_cast<uint64_t>(monotonic_ns() + words_->anchor_ns);
+        entry.waited_ns = waited_ns;
+        if (!key.empty()) store_text(entry.key, key);
+    }
+
+    char* segment_;
+    py::buffer buffer_;  // keeps the words
+    HostWords* words_;
+    py::object is_locked_;
+    bool keeps_last_;
+};
+static_assert(sizeof(HostSpan) == 128 && sizeof(LaunchEntry) % alignof(LaunchEntry) == 0);
+
+// Launches of known kernels, and how often each name was launched.
+class LaunchTable {
+public:
+    LaunchTable(SegmentHost& host, uint64_t every) : host_(host), every_(every) {}
+
+    size_t add_counter() {
+        counts_.push_back(0);
+        return counts_.size() - 1;
+    }
+    uint64_t count(size_t counter) { return counts_.at(counter)++; }
+    void set_count(size_t counter, uint64_t value) { counts_.at(counter) = value; }
+
+    // kernel: (name, grid, warps, stream, events, roles).
+    void add(const py::tuple& kernel, py::object plan, size_t counter, uint64_t choice_base) {
+        auto* known = plan.cast<RegionPlan*>();
+        known_[kernel] = py::int_(kernels_.size());
+        kernels_.push_back({known, std::move(plan), counter, choice_base});
+    }
+    void clear() {
+        known_.clear();
+        kernels_.clear();
+    }
+    // Where the words of SamplingSchedule are: before a launch that is due, ranks sample their clocks. decision: 0 but
+    // for the rank that decides.
+    void sample_by(uint64_t due, uint64_t decision, const py::buffer& counts) {
+        due_ = reinterpret_cast<const int64_t*>(due);
+        decision_ = reinterpret_cast<uint64_t*>(decision);
+        sampling_buffer_ = counts;
+        sampling_ = static_cast<uint64_t*>(counts.request(true).ptr);
+    }
+
+    // Returns LaunchHandle.descriptor; -1: it has to go the long way, and nothing was counted.
+    int64_t launch(py::handle name,
+                   py::handle grid,
+                   py::handle warps,
+                   py::handle stream,
+                   py::handle events,
+                   py::handle roles,
+                   py::handle epoch,
+                   py::handle key) {
+        std::string_view text;
+        Kernel* kernel = host_.is_free() ? find(name, grid, warps, stream, events, roles) : nullptr;
+        if (kernel == nullptr || !PyLong_CheckExact(epoch.ptr()) || !cut_text(key, text)) return -1;
+        const uint64_t number = PyLong_AsUnsignedLongLong(epoch.ptr());
+        const bool is_due = due_ != nullptr && monotonic_ns() >= __atomic_load_n(due_, __ATOMIC_RELAXED);
+        if (is_due || PyErr_Occurred() || number >> 32) {
+            PyErr_Clear();
+            return -1;
+        }
+        const uint64_t sequence = counts_[kernel->counter];
+        const bool is_selected = sequence % every_ == 0;
+        RegionPlan& plan = *kernel->plan;
+        if (is_selected && plan.ready.empty() && !host_.has_room(plan)) return -1;
+        ++counts_[kernel->counter];
+        if (sampling_ != nullptr) {
+            ++sampling_[0];
+            if (decision_ != nullptr) __atomic_store_n(decision_, sampling_[1] << 32 | sampling_[0], __ATOMIC_RELAXED);
+        }
+        if (!is_selected) return 0;
+        const auto told = static_cast<uint32_t>(number), launch = static_cast<uint32_t>(sequence);
+        const uint64_t offset = plan.ready.empty() ? host_.start(plan, launch, told, text, 0).offset
+                                                   : host_.start_ready(plan, launch, told, text);
+        return static_cast<int64_t>(kernel->choice_base + offset);
+    }
+
+private:
+    struct Kernel {
+        RegionPlan* plan;
+        py::object owner;
+        size_t counter;
+        uint64_t choice_base;
+    };
+
+    Kernel* find(
+        py::handle name, py::handle grid, py::handle warps, py::handle stream, py::handle events, py::handle roles) {
+        const auto key = py::reinterpret_steal<py::object>(
+            PyTuple_Pack(6, name.ptr(), grid.ptr(), warps.ptr(), stream.ptr(), events.ptr(), roles.ptr()));
+        PyObject* found = key ? PyDict_GetItemWithError(known_.ptr(), key.ptr()) : nullptr;
+        if (found == nullptr) {
+            PyErr_Clear();  // a dict or a list cannot be looked up
+            return nullptr;
+        }
+        return &kernels_[PyLong_AsSize_t(found)];
+    }
+
+    SegmentHost& host_;
+    const uint64_t every_;
+    std::vector<uint64_t> counts_;
+    py::dict known_;
+    std::deque<Kernel> kernels_;
+    const int64_t* due_ = nullptr;
+    uint64_t* decision_ = nullptr;
+    uint64_t* sampling_ = nullptr;
+    py::object sampling_buffer_;
+};
+
+}  // namespace
+
+void register_launches(py::module_& module) {
+    py::class_<RegionPlan>(module, "RegionPlan")
+        .def(py::init<uint64_t, uint64_t, uint64_t, uint64_t, std::string, std::string>(),
+             py::arg("region_bytes"),
+             py::arg("records_in_region"),
+             py::arg("mirror_offset"),
+             py::arg("arena_address"),
+             py::arg("entry"),
+             py::arg("descriptor"))
+        .def_readonly("region_bytes", &RegionPlan::region_bytes)
+        .def_readonly("mirror_offset", &RegionPlan::mirror_offset)
+        .def(
+            "add_ready",
+            [](RegionPlan& plan, uint32_t launch_idx, uint64_t offset) { plan.ready.emplace_back(launch_idx, offset); })
+        .def_property_readonly("num_ready", [](const RegionPlan& plan) { return plan.ready.size(); });
+    py::class_<SegmentHost>(module, "SegmentHost")
+        .def(py::init<uint64_t, py::buffer, py::object, bool>(),
+             py::arg("segment"),
+             py::arg("words"),
+             py::arg("is_locked"),
+             py::arg("keeps_last"))
+        .def("has_room", &SegmentHost::has_room)
+        .def("start_new", &SegmentHost::start_new)
+        .def("start_ready",
+             [](SegmentHost& host, RegionPlan& plan, uint32_t sequence, uint32_t epoch, py::handle key) {
+                 std::string_view text;
+                 if (plan.ready.empty() || !cut_text(key, text)) throw py::value_error("wanted a region and a text");
+                 return host.start_ready(plan, sequence, epoch, text);
+             })
+        .def("add_span", &SegmentHost::add_span);
+    py::class_<LaunchTable>(module, "LaunchTable")
+        .def(py::init<SegmentHost&, uint64_t>(), py::keep_alive<1, 2>(), py::arg("host"), py::arg("every"))
+        .def("add_counter", &LaunchTable::add_counter)
+        .def("count", &LaunchTable::count)
+        .def("set_count", &LaunchTable::set_count)
+        .def("add", &LaunchTable::add)
+        .def("clear", &LaunchTable::clear)
+        .def("sample_by", &LaunchTable::sample_by)
+        .def("launch", &LaunchTable::launch);
+}
+
+}  // namespace tracekern
