@@ -1,12 +1,15 @@
 """What capture.launch() costs the host of each rank, in microseconds, by the number of ranks: the kernel starts so much
 later. A rank that pays more than the others is late at every launch, and the trace would blame it.
 
-    python benchmarks/launch.py [--ranks 1 2 4 8] [--launches 4000]
+    python benchmarks/launch.py [--ranks 1 2 4 8] [--threads 1 4 8] [--launches 4000]
 
-A flight recorder of the CPU backend whose regions are used again, every rank a process; no kernel runs. On a GPU the
-marks that it makes on the stream come on top. The yardstick is an eager operation of torch on one number, on the CPU,
-asked for by turns with the launches, in rows of four: a time is the mean of a row. "no capture" is
+The first table: a flight recorder of the CPU backend whose regions are used again, every rank a process; no kernel
+runs. On a GPU the marks that it makes on the stream come on top. The yardstick is an eager operation of torch on one
+number, on the CPU, asked for by turns with the launches, in rows of four: a time is the mean of a row. "no capture" is
 `tracekern.launch()` before one is open, which a library pays that nobody traces.
+
+The second table: a capture that keeps its first records, in CPU time of a thread, with so many threads of one process
+that launch at a time; 1 in 85 launches makes room, which the mean has. A range is `with tracekern.range(...)`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,7 @@ Row = dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--launches", type=int, default=4000)
     parser.add_argument("--rank-in", type=Path, help=argparse.SUPPRESS)  # a rank's own start
     options = parser.parse_args()
@@ -65,8 +70,49 @@ def main() -> int:
             f"{row['no_capture_us']:.2f}",
         )
     table.print()
-    write_results("launch", {"launches": options.launches, "processors": os.cpu_count(), "rows": rows})
+    of_threads = [measure_threads(number, options.launches) for number in options.threads]
+    second = Table("CPU time of a thread", ["threads", "launch us", "mean us", "range us", "mean us"])
+    for row in of_threads:
+        medians = (f"{row[f'{what}_{which}_us']:.2f}" for what in ("launch", "range") for which in ("median", "mean"))
+        second.add(str(row["threads"]), *medians)
+    second.print()
+    about = {"launches": options.launches, "processors": os.cpu_count()}
+    write_results("launch", {**about, "rows": rows, "threads": of_threads})
     return 0
+
+
+def measure_threads(num_threads: int, num_launches: int) -> Row:
+    """Launches and ranges of so many threads at a time, in rows of several."""
+    import tracekern
+    from tracekern.compiled import compiled
+
+    events = compiled("p2p").event_table()
+    times: dict[str, list[float]] = {"launch": [], "range": []}
+
+    def work(stream: int) -> None:
+        for _ in range(num_launches // IN_A_ROW):
+            began = time.thread_time_ns()
+            for _ in range(IN_A_ROW):
+                tracekern.launch("demo", grid=1, warps=8, stream=stream, events=events, epoch=1)
+            then = time.thread_time_ns()
+            for _ in range(IN_A_ROW):
+                with tracekern.range("demo"):
+                    pass
+            times["range"].append((time.thread_time_ns() - then) / IN_A_ROW / 1e3)
+            times["launch"].append((then - began) / IN_A_ROW / 1e3)
+            time.sleep(2e-5)
+
+    with tempfile.TemporaryDirectory() as directory:
+        room = {"max_bytes": 1 << 30, "host_spans": num_threads * num_launches}
+        with tracekern.capture(directory, records_per_track=16, **room):
+            threads = [threading.Thread(target=work, args=(stream,)) for stream in range(num_threads)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    of = {"median": statistics.median, "mean": statistics.fmean}
+    found = {f"{what}_{name}_us": work_out(row) for what, row in times.items() for name, work_out in of.items()}
+    return {"threads": num_threads, **found}
 
 
 def run_ranks(num_ranks: int) -> Row:

@@ -375,7 +375,7 @@ class Capture:
             check_epoch(name, epoch)
             if key != "":
                 check_key(name, key)
-            if self._is_ours(f"launch({name!r})"):
+            if (self._is_recording and os.getpid() == self._pid) or self._is_ours(f"launch({name!r})"):
                 with self._lock:
                     if self._is_open:  # another thread may have closed it by now
                         kernel = Kernel(name, grid, warps, stream, events, roles)
