@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <ctime>
 #include <deque>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "apis/register.hpp"
+#include "trace/record.h"
 #include "trace/segment.h"
 
 namespace py = pybind11;
@@ -30,12 +31,6 @@ struct HostWords {
     uint64_t spans_backed;    // ... and spans of the host that have pages
     int64_t anchor_ns;        // what host time is ahead of CLOCK_MONOTONIC
     uint64_t is_open;         // whether calls may take the short way
-};
-
-// HOST_SPAN of tracekern/dump/format.py.
-struct HostSpan {
-    int64_t start_ns, end_ns, thread, reserved;
-    char name[96];
 };
 
 int64_t monotonic_ns() {
@@ -159,6 +154,26 @@ public:
         return offset;
     }
 
+    // Gives a region to a launch of its plan: the first one, or the next one of a flight recorder.
+    void start_again(uint32_t launch_idx, uint64_t offset, uint32_t sequence, uint32_t epoch, py::handle key) {
+        LaunchEntry& entry = this->entry(launch_idx);
+        std::string_view text;
+        if (!cut_text(key, text)) throw py::value_error("wanted a text");
+        const uint32_t flags = entry.flags | kEntryReserved;
+        if (entry.flags != flags) {
+            // First, so that who packs the segment from outside never sees a half-written entry.
+            __atomic_store_n(&entry.flags, flags, __ATOMIC_RELEASE);
+            std::atomic_thread_fence(std::memory_order_release);
+            const uint32_t one = 1u << kGenerationShift, next = (entry.generation + one) & 0xffff;
+            entry.generation = next ? next : one;  // 0 always means the region's first launch
+            auto& descriptor = *reinterpret_cast<LaunchDescriptor*>(segment_ + offset);
+            descriptor.generation = static_cast<uint16_t>(entry.generation);
+            store_text(entry.key, "");  // of an earlier launch
+        }
+        identify(entry, sequence, epoch, text, 0);
+        __atomic_store_n(&entry.flags, flags & ~kEntryReserved, __ATOMIC_RELEASE);
+    }
+
     // A span of this thread that began at a time of CLOCK_MONOTONIC and ends now. False: nothing was written.
     bool add_span(py::handle name, int64_t begin_ns) {
         SegmentHeader& header = this->header();
@@ -200,7 +215,6 @@ private:
     py::object is_locked_;
     bool keeps_last_;
 };
-static_assert(sizeof(HostSpan) == 128 && sizeof(LaunchEntry) % alignof(LaunchEntry) == 0);
 
 // Launches of known kernels, and how often each name was launched.
 class LaunchTable {
@@ -329,6 +343,7 @@ void register_launches(py::module_& module) {
                  if (plan.ready.empty() || !cut_text(key, text)) throw py::value_error("wanted a region and a text");
                  return host.start_ready(plan, sequence, epoch, text);
              })
+        .def("start_again", &SegmentHost::start_again)
         .def("add_span", &SegmentHost::add_span);
     py::class_<LaunchTable>(module, "LaunchTable")
         .def(py::init<SegmentHost&, uint64_t>(), py::keep_alive<1, 2>(), py::arg("host"), py::arg("every"))

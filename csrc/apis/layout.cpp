@@ -107,6 +107,13 @@ py::dict clock_sample_offsets() {
     TK_CLOCK_SAMPLE(TK_OFFSET)
     return offsets;
 }
+
+py::dict host_span_offsets() {
+    using Row = HostSpan;
+    py::dict offsets;
+    TK_HOST_SPAN(TK_OFFSET)
+    return offsets;
+}
 #undef TK_OFFSET
 
 }  // namespace
@@ -140,7 +147,10 @@ void register_layout(py::module_& module) {
     layout["event_bits"] = kEventBits;
     layout["payload_low_bits"] = kPayloadLowBits;
     layout["lap_shift"] = kLapShift;
+    layout["host_span"] = host_span_offsets();
+    layout["host_span_bytes"] = sizeof(HostSpan);
     layout["generation_shift"] = kGenerationShift;
+    layout["entry_reserved"] = kEntryReserved;
     layout["address_bits"] = ReplayRegion::kAddressBits;
     layout["record_formats"] = names_list(kRecordFormatNames);
     layout["started_ring"] = kStartedRing;

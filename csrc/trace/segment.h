@@ -84,6 +84,13 @@ using Chars = char[kBytes];
     FIELD(int64_t, t2)         \
     FIELD(int64_t, t3)
 
+#define TK_HOST_SPAN(FIELD)  \
+    FIELD(int64_t, start_ns) \
+    FIELD(int64_t, end_ns)   \
+    FIELD(int64_t, thread)   \
+    FIELD(int64_t, reserved) \
+    FIELD(Chars<96>, name)
+
 #define TK_FIELD(type, name) type name;
 struct SegmentHeader {
     TK_SEGMENT_HEADER(TK_FIELD)
@@ -94,9 +101,14 @@ struct LaunchEntry {
 struct ClockSample {
     TK_CLOCK_SAMPLE(TK_FIELD)
 };
+struct HostSpan {
+    TK_HOST_SPAN(TK_FIELD)
+};
 #undef TK_FIELD
 
 inline constexpr char kSegmentMagic[] = "TKSEGMT1";
+// In LaunchEntry::flags: no launch has the region yet, or one that is being written.
+inline constexpr uint32_t kEntryReserved = 2;
 enum class SegmentState : uint32_t { open = 1, closed = 2 };
 enum class SampleKind : uint32_t { ping_pong = 1, host_bracket = 2, wall_clock = 3 };
 // Of regions, and of what stands between them in the arena.

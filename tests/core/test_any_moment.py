@@ -71,8 +71,8 @@ def test_a_region_is_of_one_launch_or_of_nobody(segment: SegmentWriter):
     one = 1 << fmt.GENERATION_SHIFT
     first, second, third = ((0, 0, 5, 50),), ((one, 1, 6, 60),), ((2 * one, 2, 7, 70),)
     assert launches_seen(segment, lambda: segment.start_launch(region, 5, 50)) == [(), first]
-    assert launches_seen(segment, lambda: segment.start_launch(region, 6, 60)) == [first, (), second]
-    assert launches_seen(segment, lambda: segment.start_launch(region, 7, 70)) == [second, (), third]
+    assert launches_seen(segment, lambda: segment.start_launch(region, 6, 60)) == [first, second]
+    assert launches_seen(segment, lambda: segment.start_launch(region, 7, 70)) == [second, third]
 
 
 def test_a_region_that_a_replay_gives_up_is_nobodys_at_once(segment: SegmentWriter):

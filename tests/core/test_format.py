@@ -31,6 +31,7 @@ def test_launch_descriptor_is_the_compiled_one():
         ("segment_header", fmt.SEGMENT_HEADER),
         ("launch_entry", fmt.LAUNCH_ENTRY),
         ("clock_sample", fmt.CLOCK_SAMPLE),
+        ("host_span", fmt.HOST_SPAN),
     ],
 )
 def test_what_hosts_write_into_a_segment_is_the_compiled_one(part: str, dtype: np.dtype):
@@ -56,6 +57,7 @@ def test_records_are_the_compiled_ones():
     assert tuple(_core.layout["record_formats"]) == fmt.RECORD_FORMATS
     assert _core.layout["generation_shift"] == fmt.GENERATION_SHIFT
     assert _core.layout["started_again"] == fmt.STARTED_AGAIN
+    assert _core.layout["entry_reserved"] == fmt.ENTRY_RESERVED
     assert _core.layout["address_bits"] == fmt.ADDRESS_BITS
     assert _core.layout["max_anchor_cycles"] == fmt.MAX_ANCHOR_CYCLES
 

@@ -24,7 +24,7 @@ from tracekern.dump import format as fmt
 from tracekern.dump.fault import FAULT_RECORD
 from tracekern.errors import BadInput
 from tracekern.files import removed_afterwards, temporary_neighbour
-from tracekern.host_clock import anchor, host_ns
+from tracekern.host_clock import anchor
 from tracekern.segment.file_lock import FileLock
 from tracekern.segment.launch_plan import LaunchPlan, Region
 from tracekern.segment.names import MAKE_ROOM, NO_ROOM, SHM_DIR, own_segment
@@ -71,20 +71,14 @@ def _number_of(field: str) -> int:
 _NUM_LAUNCHES, _CAPACITY, _CURSOR, _ARENA_OFFSET, _ARENA_BYTES = map(
     _number_of, ("num_launches", "launches_capacity", "arena_cursor", "arena_offset", "arena_bytes")
 )
-_DESCRIPTOR_WARPS_GENERATION = _word_of(fmt.LAUNCH_DESCRIPTOR, "warps_per_block")
 _DESCRIPTOR_REPLAY = _word_of(fmt.LAUNCH_DESCRIPTOR, "replay")
 _ENTRY_WORDS = fmt.LAUNCH_ENTRY.itemsize // 4
-_FLAGS, _GENERATION, _ORDER, _SEQUENCE, _EPOCH, _KEY = (
-    _word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order", "sequence", "epoch", "key")
-)
-_KEY_BYTES = fmt.LAUNCH_ENTRY["key"].itemsize
+_FLAGS, _GENERATION, _ORDER = (_word_of(fmt.LAUNCH_ENTRY, field) for field in ("flags", "generation", "order"))
 _ENTRY_TEXTS = int(fmt.LAUNCH_ENTRY.fields["events_offset"][1])  # type: ignore[index]
 _ALL_BITS = (1 << 64) - 1
 _NUM_STARTED, _ARENA_BACKED, _ENTRIES_BACKED, _SPANS_BACKED, _ANCHOR, _IS_OPEN = range(_NUM_HOST_WORDS := 6)
 """Places in SegmentWriter.host_words."""
 _WORD, _PAIR = struct.Struct("<I"), struct.Struct("<QQ")
-_START = struct.Struct("<IQI")
-"""Fields of a launch entry that lie together: from order to waited_ns."""
 _DESCRIPTOR_BYTES, _ENTRY_BYTES = fmt.LAUNCH_DESCRIPTOR.itemsize, fmt.LAUNCH_ENTRY.itemsize
 _ROWS_AT_ONCE = 256
 """Launch entries, or spans of the host, whose pages are reserved together."""
@@ -301,26 +295,8 @@ class SegmentWriter(SegmentView):
 
         A long key is cut.
         """
-        words, entry = self.words, self._entries_word + region.launch_idx * _ENTRY_WORDS
-        flags = words[entry + _FLAGS]
-        if not flags & fmt.ENTRY_RESERVED:
-            # Set first, so that a process that packs the segment from outside never sees a half-written entry.
-            flags |= fmt.ENTRY_RESERVED
-            words[entry + _FLAGS] = flags
-            generation = self._next_generation(entry)
-            descriptor = region.offset // 4 + _DESCRIPTOR_WARPS_GENERATION
-            words[descriptor] = words[descriptor] & 0xFFFF | generation << 16
-        words[entry + _SEQUENCE] = sequence & 0xFFFFFFFF
-        words[entry + _EPOCH] = epoch & 0xFFFFFFFF
-        if key or words[entry + _KEY]:  # that of an earlier launch
-            self._set_key(4 * entry, key)
-        _START.pack_into(self._raw, 4 * (entry + _ORDER), self.host_words[_NUM_STARTED] & 0xFFFFFFFF, host_ns(), 0)
-        self.host_words[_NUM_STARTED] += 1
-        words[entry + _FLAGS] = flags ^ fmt.ENTRY_RESERVED
-
-    def _set_key(self, entry_at: int, key: str) -> None:
-        key_at = entry_at + 4 * _KEY
-        self._raw[key_at : key_at + _KEY_BYTES] = fmt.cut_name(key).ljust(_KEY_BYTES, b"\0")
+        told = sequence & 0xFFFFFFFF, epoch & 0xFFFFFFFF, key
+        self.host.start_again(region.launch_idx, region.offset, *told)
 
     def renew_region(self, region: Region) -> int:
         """Prepares the region for one more replay of a graph. Returns its new generation."""
