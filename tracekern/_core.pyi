@@ -72,9 +72,6 @@ def simulated_clock_ns(seed: int, rank: int, t0_ns: int, host_ns: Int64) -> Int6
 def simulated_clock_ticks(seed: int, rank: int, t0_ns: int, host_ns: Int64) -> Int64: ...
 
 class RegionPlan:
-    region_bytes: int
-    mirror_offset: int
-    num_ready: int
     def __init__(
         self,
         region_bytes: int,
@@ -84,6 +81,12 @@ class RegionPlan:
         entry: bytes,
         descriptor: bytes,
     ) -> None: ...
+    @property
+    def region_bytes(self) -> int: ...
+    @property
+    def mirror_offset(self) -> int: ...
+    @property
+    def num_ready(self) -> int: ...
     def add_ready(self, launch_idx: int, offset: int) -> None: ...
 
 class SegmentHost:
