@@ -23,7 +23,7 @@ namespace py = pybind11;
 namespace tracekern {
 namespace {
 
-// Shared with Python: HOST_WORDS of tracekern/segment/writer.py has the names.
+// Shared with Python: SegmentWriter.host_words (tracekern/segment/writer.py).
 struct HostWords {
     uint64_t num_started;     // launches so far
     uint64_t arena_backed;    // bytes of the arena, ...
@@ -97,7 +97,8 @@ public:
           is_locked_(std::move(is_locked)),
           keeps_last_(keeps_last) {}
 
-    // Whether a call may write now: the capture is open, and no thread is in the middle of the long way.
+    // Whether a call may write now: the capture is open, and no thread is in the middle of the long way. That holds
+    // until the caller runs code of Python, such as __eq__, or returns.
     bool is_free() const {
         if (!words_->is_open) return false;
         const auto locked = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(is_locked_.ptr()));
@@ -176,11 +177,12 @@ public:
 
     // A span of this thread that began at a time of CLOCK_MONOTONIC and ends now. False: nothing was written.
     bool add_span(py::handle name, int64_t begin_ns) {
-        SegmentHeader& header = this->header();
         std::string_view text;
+        if (!cut_text(name, text) || !is_free()) return false;
+        SegmentHeader& header = this->header();
         const uint64_t count = header.num_host_spans, capacity = header.host_capacity;
         const bool is_full = count == capacity && keeps_last_ && capacity > 0;
-        if (!is_free() || (!is_full && count >= words_->spans_backed) || !cut_text(name, text)) return false;
+        if (!is_full && count >= words_->spans_backed) return false;
         static thread_local const auto thread = static_cast<int64_t>(syscall(SYS_gettid));
         const uint64_t place = is_full ? header.host_spans_lost % capacity : count;
         HostSpan& span = reinterpret_cast<HostSpan*>(segment_ + header.host_offset)[place];
@@ -257,14 +259,15 @@ public:
                    py::handle epoch,
                    py::handle key) {
         std::string_view text;
-        Kernel* kernel = host_.is_free() ? find(name, grid, warps, stream, events, roles) : nullptr;
-        if (kernel == nullptr || !PyLong_CheckExact(epoch.ptr()) || !cut_text(key, text)) return -1;
+        const size_t place = find(name, grid, warps, stream, events, roles);  // may run code of Python
+        if (!PyLong_CheckExact(epoch.ptr()) || !cut_text(key, text) || !host_.is_free()) return -1;
         const uint64_t number = PyLong_AsUnsignedLongLong(epoch.ptr());
         const bool is_due = due_ != nullptr && monotonic_ns() >= __atomic_load_n(due_, __ATOMIC_RELAXED);
-        if (is_due || PyErr_Occurred() || number >> 32) {
+        if (place >= kernels_.size() || is_due || PyErr_Occurred() || number >> 32) {
             PyErr_Clear();
             return -1;
         }
+        Kernel* kernel = &kernels_[place];
         const uint64_t sequence = counts_[kernel->counter];
         const bool is_selected = sequence % every_ == 0;
         RegionPlan& plan = *kernel->plan;
@@ -289,16 +292,17 @@ private:
         uint64_t choice_base;
     };
 
-    Kernel* find(
+    // The place of a known kernel; any other number of an unknown one.
+    size_t find(
         py::handle name, py::handle grid, py::handle warps, py::handle stream, py::handle events, py::handle roles) {
         const auto key = py::reinterpret_steal<py::object>(
             PyTuple_Pack(6, name.ptr(), grid.ptr(), warps.ptr(), stream.ptr(), events.ptr(), roles.ptr()));
         PyObject* found = key ? PyDict_GetItemWithError(known_.ptr(), key.ptr()) : nullptr;
         if (found == nullptr) {
             PyErr_Clear();  // a dict or a list cannot be looked up
-            return nullptr;
+            return SIZE_MAX;
         }
-        return &kernels_[PyLong_AsSize_t(found)];
+        return PyLong_AsSize_t(found);
     }
 
     SegmentHost& host_;

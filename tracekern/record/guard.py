@@ -15,6 +15,10 @@ OnError = Literal["raise", "warn"]
 _log = logging.getLogger("tracekern")
 
 
+def nothing() -> None:
+    """What a guard calls that has no capture."""
+
+
 class Guard:
     """Wraps what can fail in one capture: `with guard:`.
 
@@ -33,7 +37,7 @@ class Guard:
         self._lock = threading.Lock()
         self._problem = ""
         self._users_error: BaseException | None = None
-        self.on_off: Callable[[], None] = lambda: None
+        self.on_off: Callable[[], None] = nothing
         """Called when something has failed for the first time, so that nothing more is recorded."""
 
     @property

@@ -27,7 +27,7 @@ from tracekern.record import claims
 from tracekern.record.attempt_choice import Claim, agree_on_attempt, lock_attempt
 from tracekern.record.clock_samples import CaptureClocks
 from tracekern.record.gather import collect_records, how_to_save, leave_dump, save_torch_profile
-from tracekern.record.guard import Guard, OnError
+from tracekern.record.guard import Guard, OnError, nothing
 from tracekern.record.host_span import HostSpan
 from tracekern.record.launches import Kernel, Launches, LaunchHandle, check_epoch, check_key
 from tracekern.record.selection import Selection
@@ -261,6 +261,7 @@ class Capture:
         """Saves what was recorded and gives everything back. in_order: no error is on its way out of the block."""
         is_saved = False
         self.set_short_way(False)
+        self._guard.on_off = nothing  # else both would live until the collector comes
         is_gone = self.group.forget_if_gone()
         try:
             in_order = self._stop(in_order and not is_gone)
