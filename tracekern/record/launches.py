@@ -130,10 +130,9 @@ class Launches:
             self._progress_on(kernel.stream).before_launch(ahead)
         if not isinstance(kernel.events, str):
             kernel = kernel._replace(events=self._text_of(kernel))
-        sequence: int = self.table.count(self._counter_of(kernel))
-        if sequence % self._selection.every:
-            return 0
-        return self._queue_of(kernel).take(sequence, epoch, key)
+        queue = self._queue_of(kernel)
+        sequence: int = self.table.count(queue.counter)
+        return 0 if sequence % self._selection.every else queue.take(sequence, epoch, key)
 
     def _counter_of(self, kernel: Kernel) -> int:
         counted = kernel.name, self._group_of(kernel)
@@ -171,8 +170,9 @@ class Launches:
         if kernel not in self._queues:
             recycled = UsedRegions(self._progress_on(kernel.stream)) if self._is_ring else None
             queue = self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(kernel), recycled)
+            queue.counter = self._counter_of(kernel)
             if recycled is None and queue.rows is not None:
-                self.table.add(tuple(kernel), queue.rows, self._counter_of(kernel), queue.choice_base)
+                self.table.add(tuple(kernel), queue.rows, queue.counter, queue.choice_base)
         return self._queues[kernel]
 
     def _progress_on(self, stream: int) -> StreamProgress:

@@ -121,6 +121,8 @@ class RegionQueue:
         self._mirror_offset = mirror.offset() if mirror is not None else 0
         self.rows = segment.rows_of(plan, self._mirror_offset)
         """RegionPlan, with the regions that are reserved; None where there is no room for one."""
+        self.counter = 0
+        """Which counter of the LaunchTable its launches have."""
         self._has_room = self.rows is not None
         self._ready: deque[Region] = deque()
         """Reserved ones of a flight recorder."""
@@ -128,7 +130,7 @@ class RegionQueue:
     def take(self, sequence: int, epoch: int, key: str = "") -> int:
         """Returns LaunchHandle.descriptor of the next launch; without room counts the launch and returns 0."""
         segment, region = self._segment, None
-        if self.rows is not None and self.rows.num_ready:
+        if self._used is None and self.rows is not None and self.rows.num_ready:
             offset: int = segment.host.start_ready(self.rows, sequence & 0xFFFFFFFF, epoch & 0xFFFFFFFF, key)
             return self.choice_base + offset
         if self._ready:
