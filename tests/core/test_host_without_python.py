@@ -111,10 +111,13 @@ def test_a_rank_of_a_ring_that_does_not_come_is_named_by_its_rank_in_the_run(tmp
     for rank in ranks[::2]:
         rank.kill()
         ended(rank)
-    assert re.fullmatch(r"rank 1: call \d+ gave up on rank 3\n", said[0][1]), said
+    # A rank in the barrier at the end of a call waits for all, at a counter of its own.
+    gave_up = re.fullmatch(r"rank 1: call \d+ gave up on rank ([13])\n", said[0][1])
+    assert gave_up, said
     salvage_run(run_id)
     fault = read_dump(tmp_path / "ring" / "rank_00001.tkdump").metadata["fault_text"]
-    assert re.match(r"rank 1 ring of ring 1 block \d+ warp \d+ gave up on rank 3 after 1.\d+ s", fault), fault
+    wanted = rf"rank 1 ring of ring 1 block \d+ warp \d+ gave up on rank {gave_up[1]} after 1.\d+ s"
+    assert re.match(wanted, fault), fault
 
 
 def test_a_rank_that_is_killed_leaves_what_it_had_recorded(tmp_path, program, run_id, command_line):
@@ -137,7 +140,7 @@ def test_a_rank_that_is_killed_leaves_what_it_had_recorded(tmp_path, program, ru
     assert ended(ranks[1])[0] == -signal.SIGKILL
     code, told = ended(ranks[0])
     assert code == 2
-    # In the barrier at the end of a call a rank waits at a counter of its own, for all ranks.
+    # A rank in the barrier at the end of a call waits for all, at a counter of its own.
     gave_up = re.fullmatch(r"rank 0: call \d+ gave up on rank ([01])\n", told)
     assert gave_up, told
     assert not has_owner(name)
