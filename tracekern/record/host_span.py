@@ -41,5 +41,6 @@ class HostSpan(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._begin_ns:
-            self._capture.end_range(self._name, self._begin_ns)
+        begin_ns, self._begin_ns = self._begin_ns, 0  # the next time, it may not be recorded
+        if begin_ns:
+            self._capture.end_range(self._name, begin_ns)
