@@ -102,7 +102,8 @@ def judge(facts: Mapping[int, GpuFacts]) -> Preflight:
 
 def _note(facts: Mapping[int, GpuFacts]) -> str:
     if _first(facts).is_resident:
-        return f"{len(facts)} ranks resident on one GPU: they share its SMs and memory, and nothing crosses a link"
+        # Without their number: these may be a group of those that share the GPU.
+        return "ranks resident on one GPU: they share its SMs and memory, and nothing crosses a link"
     return "ranks share GPUs and take turns: order and coverage, never GPU durations" if _shared(facts) else ""
 
 
