@@ -5,7 +5,7 @@ later. A rank that pays more than the others is late at every launch, and the tr
 
 The first table: a flight recorder of the CPU backend whose regions are used again, every rank a process; no kernel
 runs. On a GPU the marks that it makes on the stream come on top. The yardstick is an eager operation of torch on one
-number, on the CPU, asked for by turns with the launches, in rows of four: a time is the mean of a row. "no capture" is
+number, on the CPU. It takes turns with the launches, in rows of four, and a time is the mean of a row. "no capture" is
 `tracekern.launch()` before one is open, which a library pays that nobody traces.
 
 The second table: a capture that keeps its first records, in CPU time of a thread, with so many threads of one process

@@ -21,7 +21,7 @@ ODD_ONE = 2
 """The rank that is late, hangs or is killed."""
 JOBS = [(layout, num_ranks) for num_ranks in (4, 8) for layout in ("disjoint", "overlapping", "pipeline")]
 OFTEN = ("overlapping", 4)
-"""Of each kind this job is in every run of the tests."""
+"""Every run of the tests has this job of each kind."""
 EVERY_JOB = [
     pytest.param(*job, id=f"{job[0]}-{job[1]}", marks=[] if job == OFTEN else [pytest.mark.rotates]) for job in JOBS
 ]

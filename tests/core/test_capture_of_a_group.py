@@ -217,7 +217,7 @@ def test_nobody_is_blamed_where_ranks_outside_may_have_been_waited_for(
 
 
 def die_in_a_capture(world: Group, directory: str) -> None:
-    """Of two groups that capture under one name of a run, the second rank is killed."""
+    """Two groups capture under one name of a run, and the second rank is killed."""
     os.environ |= {"TRACEKERN_GROUP_TIMEOUT_S": "2", "TRACEKERN_RUN_ID": f"die-{os.getppid()}"}
     half = world.rank % 2
     with tracekern.capture(f"{directory}/{half}", group=[half, half + 2]) as opened:
@@ -285,7 +285,7 @@ with tracekern.capture({directory!r} + f"/{{half}}", group=[half, half + 2]) as 
 
 
 def test_the_launcher_saves_each_group_by_itself(tmp_path: Path):
-    """Of one group a rank is killed; the other destroys its process groups in the block."""
+    """One group loses a rank; the other destroys its process groups in the block."""
     codes, lines = run_ranks(
         4, IN_TWO_GROUPS.format(root=str(ROOT), directory=str(tmp_path)), env={"TRACEKERN_GROUP_TIMEOUT_S": "3"}
     )

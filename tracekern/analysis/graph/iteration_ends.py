@@ -24,7 +24,7 @@ class IterationEnds:
 
     node: Int64
     launch: Int64
-    """Of each node, index into the Schedule."""
+    """[n] Index into the Schedule of the launch that the node belongs to."""
     first: Int64
     """[num_iterations] place of its first node."""
     of_launch: Int64
@@ -39,7 +39,7 @@ class IterationEnds:
 
     @property
     def iteration(self) -> Int64:
-        """Of each node."""
+        """[n] The iteration that the node belongs to."""
         return np.repeat(np.arange(len(self)), np.diff(self.first, append=len(self.node)))
 
 

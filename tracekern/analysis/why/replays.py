@@ -90,7 +90,7 @@ class _Part:
     number: Int64
     """[num of the part's iterations]"""
     num_iterations: int
-    """Of the whole run."""
+    """How many the whole run has."""
 
     @classmethod
     def of(cls, ends: IterationEnds, last: Int64, mine: Mask) -> _Part:
