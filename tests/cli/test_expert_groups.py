@@ -70,8 +70,8 @@ def test_a_late_rank_is_named(layout: str, num_ranks: int, tmp_path: Path):
     assert len(findings.timeline.flows) > 100
     assert findings.blames[0].rank == ODD_ONE
     late = max(findings.groups, key=lambda group: group.awaited_ns if group.awaited == ODD_ONE else 0)
+    assert late.awaited == ODD_ONE
     assert ODD_ONE in late.ranks
-    assert late.awaited_ns > 0.9 * late.wait_ns > 0
 
 
 def test_a_late_rank_of_resident_ranks_is_named(tmp_path: Path):
