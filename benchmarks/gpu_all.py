@@ -30,8 +30,8 @@ from harness import ROOT, Table, count_gpus, now, nvidia_smi, read_results, writ
 
 PLANTED = "build/planted"
 PYTEST = "-m pytest -q -rs -p no:cacheprovider -m 'gpu or multigpu'"
-OVERHEAD = "benchmarks/overhead_pipeline.py --ranks {gpus}"
-RESIDENT_OVERHEAD = "benchmarks/overhead_pipeline.py --ranks 8 --resident"
+OVERHEAD = "benchmarks/overhead.py"
+RESIDENT_OVERHEAD = f"{OVERHEAD} low_latency two_hop --ranks 8 --nodes 2 --resident --name overhead_8_resident"
 BESIDE = "bits or extension"
 """Tests that no neighbour on the GPU disturbs, by name; they take long one after the other."""
 OF_THEIR_OWN = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")
@@ -77,18 +77,27 @@ STEPS = (
     Step("graphs", "benchmarks/graphs.py", 90),
     Step("recorder", "benchmarks/recorder.py", 240),
     Step("resident", "benchmarks/resident.py", 120),
-    Step("low latency", "benchmarks/low_latency.py --ranks {gpus}", 90),
-    Step("low latency of bf16", "benchmarks/low_latency.py --ranks {gpus} --dispatch-dtype bf16", 90),
-    Step("two hops on one node", "benchmarks/two_hop.py --ranks {gpus} --nodes 1", 90, 2),
-    Step("two hops on two nodes", "benchmarks/two_hop.py --ranks {gpus} --nodes 2", 90, 2),
-    Step("low latency of resident", "benchmarks/low_latency.py --ranks 8 --resident", 120),
-    Step("low latency of 256 experts", "benchmarks/low_latency.py --ranks 8 --resident --experts 256 --calls 20", 200),
+    Step("overhead", f"{OVERHEAD} low_latency balanced pipelined --ranks {{gpus}} --name overhead_{{gpus}}", 240),
+    Step("overhead of int4", f"{OVERHEAD} int4 --name overhead_int4", 120),
+    Step(
+        "overhead of ways",
+        f"{OVERHEAD} balanced --how last host nothing --calls 100 --name overhead_ways_{{gpus}}",
+        150,
+    ),
+    Step(
+        "overhead of residents",
+        f"{OVERHEAD} low_latency two_hop --ranks 8 --nodes 2 --resident --calls 100 --name overhead_8_resident",
+        240,
+    ),
+    Step(
+        "overhead of two hops",
+        f"{OVERHEAD} two_hop --ranks {{gpus}} --sms 20 96 128 --calls 100 --name overhead_two_hop_{{gpus}}",
+        120,
+        2,
+    ),
     Step("int4 sparse", "benchmarks/int4_sparse.py", 200),
     Step("experts", "benchmarks/moe_experts.py --ranks {ranks}", 120),
     Step("overlap", "benchmarks/overlap.py --ranks {gpus} --calls 10", 120, 2),
-    Step("overhead", OVERHEAD, 240),
-    Step("overhead of resident", f"{RESIDENT_OVERHEAD} --tokens 1 16 64 256 --calls 40", 150),
-    Step("overhead of pipelined", f"{OVERHEAD} --variant pipelined --tokens 1 16 64 256", 150, 2),
 )
 
 

@@ -124,7 +124,7 @@ bool measure(std::vector<std::unique_ptr<Case>>& cases, float* sink, const Confi
 // Where `num_bytes` from `buffer`, which has twice as many, do not cross a multiple of 4 GiB: cursors count up the low
 // word of their address only.
 char* clear_of_carry(char* buffer, uint64_t num_bytes) {
-    const uint64_t last = reinterpret_cast<uint64_t>(buffer) + num_bytes - 1;
+    const uint64_t last = reinterpret_cast<uint64_t>(buffer) + num_bytes + 64;
     const uint64_t multiple = last >> 32 << 32;
     return multiple > reinterpret_cast<uint64_t>(buffer) ? reinterpret_cast<char*>(multiple) : buffer;
 }
@@ -151,7 +151,8 @@ int run(uint32_t num_launches, uint32_t num_regions) {
     cases.push_back(std::make_unique<BoundCase<Shared>>("in shared memory", records));
     cases.push_back(std::make_unique<OursCase<false>>("span", records));
     cases.push_back(std::make_unique<OursCase<true>>("span, fields", records));
-    cases.push_back(std::make_unique<OursCase<false>>("span, deselected", records, true));
+    cases.push_back(std::make_unique<OursCase<false, Recorder<true>>>("span of any launch", records));
+    cases.push_back(std::make_unique<OursCase<false, Recorder<true>>>("span, deselected", records, true));
 #ifdef TK_FLASHINFER
     cases.push_back(std::make_unique<FlashinferCase<Flashinfer>>("flashinfer", records));
 #endif

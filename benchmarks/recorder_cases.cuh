@@ -138,9 +138,9 @@ private:
 };
 
 // deselected: its launches select no event, so that no store is left of a span but all its instructions.
-template <bool kFields>
+template <bool kFields, class Rec = WholeRecorder>
 class OursCase final : public Case {
-    using Probe = Ours<kFields>;
+    using Probe = Ours<kFields, Rec>;
 
 public:
     OursCase(const std::string& name, char* records, bool deselected = false)
@@ -151,7 +151,7 @@ public:
     bool has_records() const override { return !deselected_; }
 
     void prepare(const Config& config, bool zero) override {
-        LaunchDescriptor& launch = trace_.launch;
+        LaunchDescriptor launch{};
         launch.region.headers = headers_.template as<TrackHeader>();
         launch.region.records = reinterpret_cast<WideRecord*>(records_);
         launch.event_mask = deselected_ ? 0 : ~uint64_t{0};
@@ -160,6 +160,10 @@ public:
         launch.block_stop = config.num_blocks;
         launch.block_step = 1;
         launch.role_mask = ~0u;
+        launch.num_blocks = config.num_blocks;
+        require(!Rec::kIsWhole || WholeLaunch::is_fit(launch),
+                "the region has no room for the recorder of whole launches");
+        trace_ = Rec::Args::of(launch);
         if (zero) TK_CUDA(cudaMemset(launch.region.headers, 0, sizeof(TrackHeader) * config.num_tracks()));
     }
     void launch(const BenchArgs& args, const Config& config) override { start(args, config, &trace_); }

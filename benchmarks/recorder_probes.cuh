@@ -2,7 +2,7 @@
 #pragma once
 
 #include "recorder_loop.cuh"
-#include "trace/recorder.h"
+#include "trace/trace_choice.h"
 
 #ifdef TK_FLASHINFER
     #define FLASHINFER_ENABLE_PROFILER
@@ -16,9 +16,8 @@ TK_DEFINE_EVENTS(BenchEvent, TK_BENCH_EVENTS)
 
 namespace {
 
-template <bool kFields>
+template <bool kFields, class Rec>
 struct Ours {
-    using Rec = Recorder<true>;
     using Args = typename Rec::Args;
     TK_DEVICE Ours(Args args, const Warp& warp) : recorder(args, warp) {}
     template <class F>

@@ -11,7 +11,8 @@ from tracekern.moe.families import FAMILIES
 
 _ENTRY = re.compile(
     r"void tracekern::entry<tracekern::(?P<body>\w+?)(?:::Kernel)?(?:<(?P<choices>.*)>)?, "
-    r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d), \d+u> ?>"
+    r"tracekern::Recorder<(?P<traced>true|false), \(tracekern::RecordFormat\)(?P<format>\d), \d+u, "
+    r"\(tracekern::Extent\)(?P<extent>\d)> ?>"
 )
 _FORMATS = ("span", "ring", "cycles")
 _MESSAGES = {"true": "fp8", "false": "bf16"}
@@ -44,6 +45,7 @@ def readable(symbol: str) -> str:
     number = [_NUMBERS[choice] for choice in choices if choice in _NUMBERS]
     number += [_MESSAGES[choice] for choice in choices if choice in _MESSAGES]
     recorder = _FORMATS[int(found["format"])] if found["traced"] == "true" else "off"
+    recorder = "whole" if found["extent"] == "1" else recorder
     return "_".join([words, *variant, *number, recorder])
 
 

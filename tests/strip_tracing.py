@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|WAIT_IF|SIGNAL|END|END_IF|END_AFTER|TAKE_BACK_IF|MARK|NEXT|SEQUENCE)\(")
+MACRO = re.compile(r"\bTK_(?:RANGE|WAIT|WAIT_IF|SIGNAL|END|END_IF|END_AFTER|TIME|WAIT_SINCE|MARK|NEXT|SEQUENCE)\(")
 BARRIER = re.compile(r"\bTK_END_AFTER_BARRIER\(([\w.]+)\);")
 UNTRACED = """template <class F>
 void with_untraced(F f) {
@@ -35,11 +35,11 @@ def copy_stripped(csrc: Path, copy: Path) -> Path:
     for part in ("comm", "moe"):
         for path in (copy / part).rglob("*.*"):
             text = stripped(path.read_text())
-            left = re.search(r"\bTK_(?:END|MARK|NEXT|RANGE|SEQUENCE|SIGNAL|TAKE_BACK|WAIT)", text)
+            left = re.search(r"\bTK_(?:END|MARK|NEXT|RANGE|SEQUENCE|SIGNAL|TIME|WAIT)", text)
             assert left is None, f"{path.name}: {text[max(0, left.start() - 80) : left.end() + 40]}"
             path.write_text(text)
     entry = copy / "moe" / "entry.h"
-    text, count = re.subn(r"with_recorder_type\(is_traced, format, ", "with_untraced(", entry.read_text())
+    text, count = re.subn(r"with_recorder_type\(kind, ", "with_untraced(", entry.read_text())
     assert count == 1
     entry.write_text(text.replace("template <class Family>", UNTRACED + "template <class Family>", 1))
     return copy

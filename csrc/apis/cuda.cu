@@ -36,8 +36,7 @@ py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
 // would come next.
 std::unique_ptr<CudaCommunicator> open_communicator(
     uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns, bool by_descriptor) {
-    load_kernel(rank_barrier_kernel(false, RecordFormat::span));
-    for (const auto format : kCaptureFormats) load_kernel(rank_barrier_kernel(true, format));
+    for_each_body_kind([](BodyKind kind) { load_kernel(rank_barrier_kernel(kind.is_traced, kind.format)); });
     for (const bool initiates : {false, true}) load_kernel(ping_pong_kernel(initiates));
     load_kernel(host_clock_kernel());
     load_kernel(delay_kernel());

@@ -16,11 +16,24 @@
 
 namespace tracekern {
 
-// The launch argument for a kernel's Rec::Args: the descriptor itself; any byte where those are empty.
-inline void* trace_argument(TraceChoice trace) {
-    static char none;
-    return trace.is_traced() ? const_cast<LaunchDescriptor*>(&trace.descriptor()) : static_cast<void*>(&none);
-}
+// The launch argument for a kernel's Rec::Args, of the body that a launch asks for: the descriptor itself, what the
+// recorder of whole launches gets, or any byte where those are empty.
+class TraceArgument {
+public:
+    TraceArgument(TraceChoice trace, Extent extent) {
+        if (!trace.is_traced()) return;
+        where_ = const_cast<LaunchDescriptor*>(&trace.descriptor());
+        if (extent == Extent::any) return;
+        whole_ = WholeLaunch::of(trace.descriptor());
+        where_ = &whole_;
+    }
+    TraceArgument(const TraceArgument&) = delete;
+    void* data() { return where_; }
+
+private:
+    WholeLaunch whole_{};
+    void* where_ = &whole_;
+};
 
 // A rank's part of the heap, as one process maps it.
 using HeapPart = std::variant<ShareableMemory, IpcMemory>;
@@ -94,7 +107,8 @@ public:
         uint64_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         LaunchSize size{1, 1};
         const void* kernel = rank_barrier_kernel(trace.is_traced(), trace.format());
-        launch_kernel(kernel, {1, kLanes, 0, stream}, {&args_, &epoch, &size, trace_argument(trace)});
+        TraceArgument argument(trace, Extent::any);
+        launch_kernel(kernel, {1, kLanes, 0, stream}, {&args_, &epoch, &size, argument.data()});
     }
     // As records keep it.
     uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }

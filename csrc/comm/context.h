@@ -1,6 +1,8 @@
 // What a warp carries through a kernel that waits for other ranks, and such a wait as one recorded span.
 #pragma once
 
+#include <type_traits>
+
 #include "comm/signal.h"
 #include "trace/recorder.h"
 
@@ -11,20 +13,35 @@ struct CommContext {
     Warp& warp;
     const Comm& comm;
     const uint32_t stage;  // the kernel, counted from CommArgs::first_stage; for fault records
-    const uint64_t epoch;  // of the call
     Rec recorder;
+    const uint64_t epoch;  // of the call
 
+    // own_epoch: a number, or what is called for it when the track has started, which waits for nothing that it is made
+    // of.
+    template <class Epoch>
     TK_DEVICE CommContext(Warp& own_warp,
                           const Comm& own_comm,
                           typename Rec::Args trace,
                           uint32_t own_stage,
                           uint32_t role,
-                          uint64_t own_epoch)
+                          Epoch own_epoch)
         : warp(own_warp),
           comm(own_comm),
           stage(own_stage),
-          epoch(own_epoch),
-          recorder(trace, own_warp, role, epoch_on_record(own_epoch)) {}
+          recorder(trace, own_warp, role),
+          epoch(number_of(own_epoch)) {
+        recorder.set_epoch(epoch_on_record(epoch));
+    }
+
+private:
+    template <class Epoch>
+    TK_DEVICE static uint64_t number_of(Epoch& own_epoch) {
+        if constexpr (std::is_invocable_v<Epoch&>) {
+            return own_epoch();
+        } else {
+            return own_epoch;
+        }
+    }
 };
 
 // Calls visit(peer) for this warp's share of the ranks, if all warps of one block call it.

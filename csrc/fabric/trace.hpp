@@ -47,7 +47,7 @@ public:
 
     // A span that has begun, and when.
     struct Open {
-        OpenSpan span;
+        Rec::Open span;
         uint64_t begin = 0;
     };
 

@@ -42,14 +42,11 @@ struct BodyWith<Body, Recorder<false>> {
 };
 
 template <class Family>
-const void* kernel_address(const typename Family::Config& config,
-                           typename Family::Stage stage,
-                           bool is_traced,
-                           RecordFormat format) {
+const void* kernel_address(const typename Family::Config& config, typename Family::Stage stage, BodyKind kind) {
     const void* address = nullptr;
     Family::with_kernels(config, [&]<class Kernels>(Kernels) {
         Kernels::with(stage, [&]<class Body>() {
-            with_recorder_type(is_traced, format, [&]<class Rec>() {
+            with_recorder_type(kind, [&]<class Rec>() {
                 address = reinterpret_cast<const void*>(&entry<typename BodyWith<Body, Rec>::Type, Rec>);
             });
         });
@@ -69,7 +66,7 @@ void plant_in_kernels(PlantedFault fault) {
 
 }  // namespace tracekern
 
-#define TK_FAMILY_KERNELS(Family)                                                                   \
-    template const void* tracekern::kernel_address<tracekern::Family>(                              \
-        const tracekern::Family::Config&, tracekern::Family::Stage, bool, tracekern::RecordFormat); \
+#define TK_FAMILY_KERNELS(Family)                                                         \
+    template const void* tracekern::kernel_address<tracekern::Family>(                    \
+        const tracekern::Family::Config&, tracekern::Family::Stage, tracekern::BodyKind); \
     TK_PLANT_IN_KERNELS(tracekern::Family)

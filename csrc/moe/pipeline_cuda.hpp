@@ -16,10 +16,7 @@ namespace tracekern {
 //
 // The entry point of a stage of a call, with the body that a launch of that kind runs.
 template <class Family>
-const void* kernel_address(const typename Family::Config& config,
-                           typename Family::Stage stage,
-                           bool is_traced,
-                           RecordFormat format);
+const void* kernel_address(const typename Family::Config& config, typename Family::Stage stage, BodyKind kind);
 
 #ifdef TK_PLANTED_FAULTS
 template <class Family>
@@ -42,11 +39,9 @@ void for_each_room(const typename Family::Config& config, const typename Family:
     Family::with_kernels(config, [&]<class Kernels>(Kernels) {
         Kernels::template for_each([&]<class Body>() {
             const LaunchOptions launch = launch_options<Body>(config, args);
-            const auto room = [&](bool is_traced, RecordFormat format) {
-                return resident_blocks(kernel_address<Family>(config, Body::kStage, is_traced, format), launch);
-            };
-            visit(Body::kStage, room(false, RecordFormat::span));
-            for (const RecordFormat format : kCaptureFormats) visit(Body::kStage, room(true, format));
+            for_each_body_kind([&](BodyKind kind) {
+                visit(Body::kStage, resident_blocks(kernel_address<Family>(config, Body::kStage, kind), launch));
+            });
         });
     });
 }
@@ -78,8 +73,11 @@ public:
     template <class Family, class Body>
     void launch(Communicator&, const typename Family::Config& config, typename Family::Args& args, TraceChoice trace) {
         LaunchSize size{config.blocks_of(Body::kStage), config.warps_per_block};
-        const void* kernel = kernel_address<Family>(config, Body::kStage, trace.is_traced(), trace.format());
-        launch_kernel(kernel, launch_options<Body>(config, args, stream_), {trace_argument(trace), &args, &size});
+        const BodyKind kind = trace.body();
+        TraceArgument argument(trace, kind.extent);
+        launch_kernel(kernel_address<Family>(config, Body::kStage, kind),
+                      launch_options<Body>(config, args, stream_),
+                      {argument.data(), &args, &size});
     }
 
 private:

@@ -114,6 +114,9 @@ template <class T>
 T add_relaxed_device(T* word, T value) {
     return std::atomic_ref<T>(*word).fetch_add(value, std::memory_order_relaxed);
 }
+inline void count_if(bool enabled, uint32_t* word) {
+    if (enabled) add_relaxed_device(word, 1u);
+}
 template <class T>
 T add_acq_rel_device(T* word, T value) {
     return std::atomic_ref<T>(*word).fetch_add(value, std::memory_order_acq_rel);

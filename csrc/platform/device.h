@@ -73,16 +73,21 @@ static_assert(tracekern::DeviceWarp<tracekern::Warp>);
 
 namespace tracekern {
 
-// What take_place() is to begin with for `room` records from `next` on: a limit that leaves the two records in front of
-// a multiple of 4 GiB free, so that a count that stays at kLastPlace is beyond it. 0: no room, nothing is that low.
+// Of `room` records from `next` on, those that take_place() can take: the two in front of a multiple of 4 GiB stay
+// free, so that a count that stays at kLastPlace is beyond all. `next` is moved to where it begins to count.
 template <class Record>
-TK_DEVICE uint32_t limit_places(Record*& next, uint32_t room) {
+TK_DEVICE uint32_t usable_places(Record*& next, uint32_t room) {
     const auto at = reinterpret_cast<uintptr_t>(next);
     const uint32_t low = static_cast<uint32_t>(at) < kLastPlace ? static_cast<uint32_t>(at) : kLastPlace;
     next = reinterpret_cast<Record*>(at - static_cast<uint32_t>(at) + low);
     const uint32_t until_last = (kLastPlace - low) / static_cast<uint32_t>(sizeof(Record));
-    const uint32_t usable = room < until_last ? room : until_last - (until_last != 0);
-    return usable ? low + usable * static_cast<uint32_t>(sizeof(Record)) : 0;
+    return room < until_last ? room : until_last - (until_last != 0);
+}
+// The limit of take_place() for so many; never 0.
+template <class Record>
+TK_DEVICE uint32_t limit_of(const Record* next, uint32_t usable) {
+    const auto low = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(next));
+    return usable ? low + usable * static_cast<uint32_t>(sizeof(Record)) : 1;
 }
 // Of `room` records from `next` on, those that append_if() can store: not beyond a multiple of 4 GiB.
 template <class Record>

@@ -120,6 +120,9 @@ template <class T>
 TK_DEVICE T add_relaxed_device(T* word, T value) {
     return __hip_atomic_fetch_add(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+TK_DEVICE void count_if(bool enabled, uint32_t* word) {
+    if (enabled) add_relaxed_device(word, 1u);
+}
 template <class T>
 TK_DEVICE T add_acq_rel_device(T* word, T value) {
     return __hip_atomic_fetch_add(word, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);

@@ -36,6 +36,14 @@ TK_DEVICE bool take_place(uint32_t wanted, Record*& next, uint32_t limit) {
     return fits;
 }
 
+// The next place behind `stop`, of 16 bytes each, as the low word of an address; where there is none it stays. As a
+// maximum it takes one instruction.
+TK_DEVICE uint32_t next_place(uint32_t stop) {
+    uint32_t next;
+    asm("{\n\tadd.u32 %0, %1, 16;\n\tmax.u32 %0, %0, %1;\n\t}" : "=r"(next) : "r"(stop));
+    return next;
+}
+
 // Where `enabled`: stores 16 or 8 bytes at `place` + kOffset bytes, in global memory.
 template <int kOffset = 0, class Record>
 TK_DEVICE void put_if(bool enabled, void* place, const Record& record) {
@@ -64,6 +72,16 @@ TK_DEVICE void put_if(bool enabled, void* place, const Record& record) {
             "n"(kOffset)
             : "memory");
     }
+}
+
+// Where `enabled`: adds 1 to a word of global memory, of which this device is told.
+TK_DEVICE void count_if(bool enabled, uint32_t* word) {
+    asm volatile(
+        "{\n\t.reg .pred %%enabled;\n\t"
+        "setp.ne.u32 %%enabled, %1, 0;\n\t"
+        "@%%enabled red.relaxed.gpu.global.add.u32 [%0], 1;\n\t}" ::"l"(word),
+        "r"(uint32_t{enabled})
+        : "memory");
 }
 
 // Where `wanted` is not 0: counts `room` and takes it from `free` if there is so much. Returns whether it was taken.

@@ -123,6 +123,12 @@ constexpr bool is_tail(std::string_view word) {
     return word.substr(0, kName.size()) == kName && word.size() > kName.size();
 }
 
+// The kind in a channel "name kind key-fields"; "" where there is no channel.
+constexpr std::string_view channel_kind(std::string_view channel) {
+    take_word(channel);
+    return take_word(channel);
+}
+
 // Whether `channel` is "", or "name kind key-fields" with a kind that there is and keys out of the fields.
 constexpr bool is_channel(std::string_view channel, std::string_view begin_fields, std::string_view end_fields) {
     if (channel.empty()) return true;

@@ -49,12 +49,15 @@ public:
     static constexpr bool kTraced = true;
     static constexpr RecordFormat kFormat = kPairFormat;
     static constexpr uint32_t kLevel = kMostLevel;
+    static constexpr bool kIsWhole = false;
     using Open = OpenPair;
     static constexpr bool kIsRing = kFormat == RecordFormat::ring;
     static constexpr bool kIsCycles = kFormat == RecordFormat::cycles;
     struct Args {
         using Rec = Recorder;
         LaunchDescriptor launch;
+
+        static Args of(const LaunchDescriptor& launch) { return {launch}; }
     };
 
     // As the recorder of spans.
@@ -63,6 +66,7 @@ public:
             args.launch, warp, role, [&](const detail::Track& track, uint32_t sm) { start(track, warp, sm, role); });
     }
     Recorder(const Recorder&) = delete;
+    TK_DEVICE void set_epoch(uint32_t epoch) { epoch_ = epoch; }
 
     TK_DEVICE ~Recorder() {
         if (state_ == 0) return;
@@ -120,19 +124,6 @@ public:
 
     // As the recorder of spans.
     TK_DEVICE Open unrecorded() const { return {}; }
-    // A ring keeps the span, since it has overwritten what was in its place; so does a full
-    // track, in which the last span may have found no room.
-    template <auto kEvent>
-    TK_DEVICE void take_back_if(bool unwanted) {
-        if constexpr (!kIsRing) {
-            const bool is_on_record = event_mask_ >> static_cast<uint32_t>(kEvent) & 1;
-            if (!unwanted || !is_on_record || attempted_ != num_appended(first_, next_)) return;
-            next_ -= kSpanRoom;
-            attempted_ -= kSpanRoom;
-            free_ += kSpanRoom;
-        }
-    }
-
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values... values) {
         const bool has_room = reserve(kEvent, 1);
@@ -187,7 +178,7 @@ private:
             ring_bits_ = 31 - static_cast<uint32_t>(__builtin_clz(track.num_records | 1));
             ring_mask_ = (1u << ring_bits_) - 1;
         } else {
-            detail::count_start(header_, is_writer);
+            count_if(is_writer, &header_->starts);
             first_ = next_;
             free_ = append_room(next_, track.num_records);
         }
@@ -217,7 +208,7 @@ private:
         }
     }
 
-    const uint32_t epoch_;  // on record at the end: it often comes from memory, and no track waits for it at its start
+    uint32_t epoch_;  // on record at the end: it often comes from memory, and no track waits for it at its start
     [[no_unique_address]] std::conditional_t<kIsCycles, detail::Anchor, std::true_type> start_;
     // All that follows is the leader's; of the other lanes mask and state are 0.
     uint32_t state_ = 0;  // of detail::Track; of a ring with its generation

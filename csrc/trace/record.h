@@ -45,8 +45,9 @@ TK_HOST_DEVICE constexpr uint32_t record_word(RecordKind kind, uint32_t event, u
 }
 
 // A whole span, or an instant. It takes its place in the track when it begins, so records stand in the order of their
-// begins. Work is stored when it ends. Waits, signals and syncs are stored when they begin, with an end that is one
-// less than the begin, and their first 8 bytes again when they end: what a hung kernel waited for is on record.
+// begins. Work, signals and waits for warps of the block are stored when they end. Other waits and syncs are stored
+// when they begin, with an end that is one less than the begin, and their first 8 bytes again when they end: what a
+// hung kernel waited for is on record.
 //
 // Begin fields are in the lowest bits of the payload, end fields in the highest. Times are the low words of the clock
 // in units of 2^kClockShift ticks (platform/device.h), which a dump tells; the 64-bit times of the track make them
@@ -90,7 +91,7 @@ struct alignas(64) TrackHeader {
     uint64_t elapsed_cycles;  // of a track of cycles: from start_ticks to end_ticks; 0: not measured
     uint32_t epoch;           // of a launch in a graph, whose epoch the host does not know
     // In a dump: records that should be there and never arrived. Of a ring: torn. Of a track of spans that never
-    // finished: held by work that had begun.
+    // finished: held by what had begun and is stored when it ends.
     uint32_t missing;
     // In a dump. In the first header of a region: how many blocks ran and the generation of that launch, stored by the
     // first block beyond those stated to capture.launch(); 0: none.

@@ -18,6 +18,7 @@
 
 #include "trace/pair_recorder.h"
 #include "trace/span_recorder.h"
+#include "trace/whole_recorder.h"
 
 namespace tracekern {
 
@@ -42,10 +43,24 @@ TK_DEVICE constexpr void check_end_fields() {
                   "TK_END, TK_END_IF and TK_END_AFTER take one value for each field at the event's end");
 }
 
+// A span that there is if it was wanted: what ends it is skipped where not.
+template <class Open>
+struct OpenIf {
+    Open open;
+    bool wanted;
+};
+
 template <auto kEvent, class Rec, class... Values>
-TK_DEVICE typename Rec::Open begin_if(Rec& recorder, bool wanted, Values... values) {
-    if (!wanted) return recorder.unrecorded();
-    return recorder.template begin<kEvent>(values...);
+TK_DEVICE OpenIf<typename Rec::Open> begin_if(Rec& recorder, bool wanted, Values... values) {
+    if (!wanted) return {recorder.unrecorded(), false};
+    return {recorder.template begin<kEvent>(values...), true};
+}
+template <auto kEvent, class Rec, class... Values>
+TK_DEVICE OpenIf<typename Rec::Open> begin_since_if(Rec& recorder, uint64_t since, bool wanted, Values... values) {
+    if constexpr (Rec::kTraced) {
+        if (wanted) return {recorder.template begin_at<kEvent>(since, values...), true};
+    }
+    return {recorder.unrecorded(), false};
 }
 
 // kEvent, checked to be of that class as a part of a declaration.
@@ -69,14 +84,14 @@ public:
     };
     TK_DEVICE Recorder(Args, const Warp&, uint32_t = 0, uint32_t = 0) {}
     Recorder(const Recorder&) = delete;
+    TK_DEVICE void set_epoch(uint32_t) {}
     template <auto kEvent, class... Values>
     TK_DEVICE Open begin(Values...) {
         detail::check_begin_fields<kEvent, Values...>();
         return {};
     }
     TK_DEVICE Open unrecorded() { return {}; }
-    template <auto kEvent>
-    TK_DEVICE void take_back_if(bool) {}
+    TK_DEVICE uint64_t now() const { return 0; }
     template <auto kEvent, class... Values>
     TK_DEVICE void mark(Values...) {
         detail::check_begin_fields<kEvent, Values...>();
@@ -89,6 +104,9 @@ class Span {
 public:
     static constexpr bool kTraced = true;
     TK_DEVICE Span(Rec& recorder, const typename Rec::Open& open) : recorder_(recorder), open_(open) {}
+    // A sequence goes on behind a span that was not wanted, too.
+    TK_DEVICE Span(Rec& recorder, const detail::OpenIf<typename Rec::Open>& begun)
+        : recorder_(recorder), open_(begun.open), closed_(!begun.wanted && !detail::is_sequence<Rec>) {}
     Span(const Span&) = delete;
     TK_DEVICE ~Span() { close_with(); }
 
@@ -120,7 +138,8 @@ public:
     // All warps of the block, or of a group, call it: their barrier, and the span ends when the last one has arrived.
     template <class AnyWarp>
     TK_DEVICE void close_after_barrier(AnyWarp&& warp) {
-        close_after(recorder_.block_sync(warp));
+        const uint32_t arrived = recorder_.block_sync(warp);
+        if (!closed_) close_after(arrived);
     }
 
 private:
@@ -132,7 +151,7 @@ private:
 
     Rec& recorder_;
     const typename Rec::Open open_;
-    bool closed_ = false;  // the compiler knows it wherever a span is closed on every way
+    bool closed_ = false;  // the compiler knows it wherever a span is wanted, and closed on every way
 };
 
 // Untraced: nothing, not even a branch that the compiler would have to fold.
@@ -140,7 +159,8 @@ template <class Rec, auto kEvent>
 class Span<Rec, kEvent, false> {
 public:
     static constexpr bool kTraced = false;
-    TK_DEVICE Span([[maybe_unused]] Rec& recorder, typename Rec::Open) {
+    template <class Begun>
+    TK_DEVICE Span([[maybe_unused]] Rec& recorder, Begun) {
         if constexpr (detail::is_sequence<Rec>) recorder.unrecorded();
     }
     Span(const Span&) = delete;
@@ -285,11 +305,14 @@ public:
     TK_SPAN_(recorder,                           \
              TK_EVENT_OF_(event, wait),          \
              ::tracekern::detail::begin_if<event>(recorder, static_cast<bool>(wanted) __VA_OPT__(, ) __VA_ARGS__))
-// Takes the span of that event, the last that this warp recorded, off the record again: the warp had nothing to do.
-// A flight recorder keeps it.
-#define TK_TAKE_BACK_IF(recorder, unwanted, event)                                                 \
-    TK_IF_((::tracekern::detail::is_recorded<std::remove_reference_t<decltype(recorder)>, event>), \
-           (recorder).template take_back_if<event>(unwanted))
+// The same from the time that TK_TIME(recorder, name) declared as `name`, where only later it is known whether there
+// was a wait: until then it is on no record.
+#define TK_TIME(recorder, name) [[maybe_unused]] const uint64_t name = (recorder).now()
+#define TK_WAIT_SINCE(recorder, since, wanted, event, ...) \
+    TK_SPAN_(recorder,                                     \
+             TK_EVENT_OF_(event, wait),                    \
+             ::tracekern::detail::begin_since_if<event>(   \
+                 recorder, since, static_cast<bool>(wanted) __VA_OPT__(, ) __VA_ARGS__))
 // Opens before the release fence (where stores drain) and closes after the flag's store.
 #define TK_SIGNAL(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, signal), __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.

@@ -14,6 +14,13 @@
 
 namespace tracekern {
 
+// Which body of a kernel: untraced, or with what recorder.
+struct BodyKind {
+    bool is_traced = false;
+    RecordFormat format = RecordFormat::span;
+    Extent extent = Extent::any;
+};
+
 // What capture.launch() says of a launch, in one number: the address of its LaunchDescriptor, in the lowest bits the
 // format of its records and the level of the events that it selects, and in bit 62, which fits a signed number, whether
 // it may run untraced for lack of a body; 0: the launch is not recorded.
@@ -31,6 +38,11 @@ public:
     bool only_tells() const { return (bits_ & kOnlyTells) != 0; }
     const LaunchDescriptor& descriptor() const {
         return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~(kFormatBits | kLevelBits | kOnlyTells));
+    }
+    // What the launch asks for where there are all bodies.
+    BodyKind body() const {
+        const bool is_whole = is_traced() && format() == RecordFormat::span && WholeLaunch::is_fit(descriptor());
+        return {is_traced(), format(), is_whole ? Extent::whole : Extent::any};
     }
     // The capture says so when it closes.
     void tell_of_body(uint32_t its_level) const {
@@ -50,9 +62,11 @@ private:
 
 #ifndef TK_FORMATS  // fewer are for tests that compile often
     #define TK_FORMATS RecordFormat::span, RecordFormat::ring, RecordFormat::cycles
+    #define TK_WHOLE   TK_GPU
 #endif
-// The formats that a capture asks for.
-inline constexpr RecordFormat kCaptureFormats[] = {TK_FORMATS};
+
+// The recorder of small calls, see trace/whole_recorder.h. Compiled for GPUs.
+using WholeRecorder = Recorder<true, RecordFormat::span, kMaxLevel, Extent::whole>;
 
 namespace detail {
 
@@ -60,47 +74,59 @@ template <class... Recs>
 struct Bodies {};
 
 template <RecordFormat... kFormats>
+#if TK_WHOLE
+using BodiesOfFormats = Bodies<Recorder<true, kFormats>..., WholeRecorder>;
+#else
 using BodiesOfFormats = Bodies<Recorder<true, kFormats>...>;
+#endif
 using EveryBody = BodiesOfFormats<TK_FORMATS>;
 
 // What with_recorder<Recs...>() picks from.
 template <class... Recs>
 using BodiesOf = std::conditional_t<sizeof...(Recs) == 0, EveryBody, Bodies<Recs...>>;
 
-// Of the bodies with this format the one with the fewest events that has all of this level; else the one that has most.
+template <class Rec>
+constexpr Extent extent_of = Rec::kIsWhole ? Extent::whole : Extent::any;
+
+// Of the bodies that record such a launch the one with the fewest events that has all of this level, else the one that
+// has most; of two that of whole launches. -1: there is none.
 template <class... Recs>
-int pick_body(RecordFormat format, uint32_t level) {
-    const RecordFormat formats[] = {Recs::kFormat...};
+int pick_body(BodyKind kind, uint32_t level) {
+    const BodyKind kinds[] = {{true, Recs::kFormat, extent_of<Recs>}...};
     const uint32_t levels[] = {Recs::kLevel...};
-    const auto is_better = [&](uint32_t is, uint32_t than) {
-        return than < level ? is > than : is >= level && is < than;
+    const auto fits = [&](int i) {
+        return kinds[i].format == kind.format && (kinds[i].extent == Extent::any || kind.extent == Extent::whole);
+    };
+    const auto is_better = [&](int i, int than) {
+        if (levels[i] == levels[than]) return kinds[i].extent == Extent::whole;
+        return levels[than] < level ? levels[i] > levels[than] : levels[i] >= level && levels[i] < levels[than];
     };
     int best = -1;
     for (int i = 0; i < static_cast<int>(sizeof...(Recs)); ++i) {
-        if (formats[i] == format && (best < 0 || is_better(levels[i], levels[best]))) best = i;
+        if (fits(i) && (best < 0 || is_better(i, best))) best = i;
     }
     return best;
 }
 
 template <class F, class... Recs>
-void for_each_body(Bodies<Recs...>, F& f) {
+void for_each_body(Bodies<Recs...>, F&& f) {
     (f(typename Recs::Args{}), ...);
 }
 
-// The level of the body that pick_body() takes; 0: there is none with this format.
+// The level of the body that pick_body() takes; 0: there is none.
 template <class... Recs>
-uint32_t level_of_body(Bodies<Recs...>, RecordFormat format, uint32_t level) {
+uint32_t level_of_body(Bodies<Recs...>, BodyKind kind, uint32_t level) {
     const uint32_t levels[] = {0, Recs::kLevel...};
-    return levels[pick_body<Recs...>(format, level) + 1];
+    return levels[pick_body<Recs...>(kind, level) + 1];
 }
 
 // Calls f(Rec::Args{}) with the recorder type of a body.
 template <class F, class... Recs>
-void with_body(Bodies<Recs...>, bool is_traced, RecordFormat format, uint32_t level, F&& f) {
-    if (!is_traced) return f(Recorder<false>::Args{});
-    const int picked = pick_body<Recs...>(format, level);
+void with_body(Bodies<Recs...>, BodyKind kind, uint32_t level, F&& f) {
+    if (!kind.is_traced) return f(Recorder<false>::Args{});
+    const int picked = pick_body<Recs...>(kind, level);
     if (picked < 0) {
-        const std::string name = kRecordFormatNames[static_cast<uint32_t>(format) % 3];
+        const std::string name = kRecordFormatNames[static_cast<uint32_t>(kind.format) % 3];
         throw std::invalid_argument("the kernel has no body for records of format " + name +
                                     "; add Recorder<true, "
                                     "tracekern::RecordFormat::" +
@@ -116,8 +142,8 @@ void with_body(Bodies<Recs...>, bool is_traced, RecordFormat format, uint32_t le
 
 // Calls f.operator()<Rec>() with the recorder type of a body.
 template <class F>
-void with_recorder_type(bool is_traced, RecordFormat format, F f) {
-    detail::with_body(detail::EveryBody{}, is_traced, format, kMaxLevel, [&](auto args) {
+void with_recorder_type(BodyKind kind, F f) {
+    detail::with_body(detail::EveryBody{}, kind, kMaxLevel, [&](auto args) {
         f.template operator()<typename decltype(args)::Rec>();
     });
 }
@@ -129,18 +155,28 @@ void with_recorder(TraceChoice launch, F f) {
     using Bodies = detail::BodiesOf<Recs...>;
     const uint32_t level = launch.level() == 0 ? kMaxLevel : launch.level();
     if (launch.only_tells()) {
-        const uint32_t found = detail::level_of_body(Bodies{}, launch.format(), level);
+        const uint32_t found = detail::level_of_body(Bodies{}, launch.body(), level);
         if (found < level) launch.tell_of_body(found);
         if (found == 0) launch = 0;
     }
-    detail::with_body(Bodies{}, launch.is_traced(), launch.format(), level, [&](auto trace) {
+    detail::with_body(Bodies{}, launch.body(), level, [&](auto trace) {
         using Args = decltype(trace);
-        if constexpr (Args::Rec::kTraced) trace.launch = launch.descriptor();
+        if constexpr (Args::Rec::kTraced) trace = Args::of(launch.descriptor());
         if constexpr (std::is_invocable_v<F&, Args>) {
             f(trace);
         } else {
             f.template operator()<typename Args::Rec>(trace);
         }
+    });
+}
+
+// Calls f(kind) for each body that a bundled kernel has.
+template <class F>
+void for_each_body_kind(F f) {
+    f(BodyKind{});
+    detail::for_each_body(detail::EveryBody{}, [&](auto args) {
+        using Rec = typename decltype(args)::Rec;
+        f(BodyKind{true, Rec::kFormat, detail::extent_of<Rec>});
     });
 }
 

@@ -83,4 +83,14 @@ TK_DEVICE_CALL Track find_track(LaunchDescriptor launch,
     return in_graph ? track_of_replay(launch, index / step, warp) : track_at(launch, region, index / step, warp);
 }
 
+TK_DEVICE_CALL Track find_recorded(LaunchDescriptor launch, uint32_t block, uint32_t warp) {
+    const uint32_t index = (block - launch.block_first) / (launch.block_step & ~kInGraph);
+    return launch.of_replay ? track_of_replay(launch, index, warp) : track_at(launch, launch.region, index, warp);
+}
+// The track of a warp that is known to record.
+TK_DEVICE Track own_track(const LaunchDescriptor& launch, uint32_t block, uint32_t warp) {
+    if (launch.block_step == 1) return track_at(launch, launch.region, block - launch.block_first, warp);
+    return find_recorded(launch, block, warp);
+}
+
 }  // namespace tracekern::detail

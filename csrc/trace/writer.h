@@ -8,8 +8,14 @@
 
 namespace tracekern {
 
+// What of a launch a recorder can record: what the host selects, or all of it and nothing less.
+enum class Extent { any, whole };
+
 // kLevel: of the events that it records, those of higher levels are not there.
-template <bool kTrace, RecordFormat kFormat = RecordFormat::span, uint32_t kLevel = kMaxLevel>
+template <bool kTrace,
+          RecordFormat kFormat = RecordFormat::span,
+          uint32_t kLevel = kMaxLevel,
+          Extent kExtent = Extent::any>
 class Recorder;
 
 namespace detail {
@@ -62,11 +68,6 @@ TK_DEVICE void store_quarter(
     TrackHeader* header, uint32_t quarter, bool enabled, uint64_t first, uint32_t second, uint32_t third) {
     const Vector16 value{static_cast<uint32_t>(first), static_cast<uint32_t>(first >> 32), second, third};
     put_if(enabled, reinterpret_cast<Vector16*>(header) + quarter, value);
-}
-
-// Counts the start of a track that keeps its first records.
-TK_DEVICE void count_start(TrackHeader* header, bool is_writer) {
-    if (is_writer) add_relaxed_device(&header->starts, 1u);
 }
 
 }  // namespace detail

@@ -73,7 +73,7 @@ def test_a_name_that_is_gone_is_found(tmp_path):
         "python benchmarks/graphs.py",
         "python benchmarks/links.py",
         "python benchmarks/moe.py --ranks 2",
-        "python benchmarks/overhead_pipeline.py --ranks 2",
+        "python benchmarks/overhead.py low_latency --ranks 2",
         "python benchmarks/recorder.py",
         "python examples/torch_extension/trace_it.py",
         "sh traces/record_gpu.sh",

@@ -61,9 +61,15 @@ def read_records(raw: bytes, start_ticks: int) -> list[tuple[int, int, int, int,
 
 def record(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selection: int) -> list[Track]:
     """The tracks that a launch of the test kernel left; checks the guards behind headers and records."""
+    return run(scenario, num_records, flags, **selection)[1]
+
+
+def run(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selection: int) -> tuple[bool, list[Track]]:
+    """Whether the launch ran the body for whole launches, and its tracks."""
     options = [f"{name}={value}" for name, value in selection.items()]
     command = [program("recorder", "-O1", *flags), scenario, str(num_records), *options]
-    raw = subprocess.run(command, capture_output=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, check=True)
+    raw = done.stdout
     headers, records = raw[: HEADER_BYTES * (NUM_TRACKS + 1)], raw[HEADER_BYTES * (NUM_TRACKS + 1) :]
     track_bytes = num_records * RECORD_BYTES
     assert headers[-HEADER_BYTES:] == b"\xa5" * HEADER_BYTES
@@ -73,7 +79,7 @@ def record(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selec
         fields = HEADER.unpack_from(headers, i * HEADER_BYTES)
         region = records[i * track_bytes : (i + 1) * track_bytes]
         tracks.append(Track(*fields, read_records(region, fields[0])))
-    return tracks
+    return done.stderr == b"whole", tracks
 
 
 def assert_nested(track: Track) -> None:
@@ -285,6 +291,57 @@ def test_attempts_beyond_what_can_be_counted_leave_the_track_as_it_is():
     track = record("marks", 64, records_at=BORDER, count=count)[0]
     assert (track.written, track.attempted) == (64, (1 << 28) - 2)
     assert [payload for *_, payload in track.records] == list(range(64))
+
+
+def what_is_told(track: Track) -> tuple[object, ...]:
+    """All of a track but its times, which records are open, and the epoch, which graphs tell."""
+    is_open = [end == OPEN for _, _, _, end, _ in track.records]
+    told = (track.started, track.role, track.written, track.attempted, track.blocks_run, track.warps_run)
+    return track.what(), is_open, track.end_ticks > 0, told
+
+
+SURPLUS_BLOCKS = {"num_blocks": 2, "block_stop": 2}
+
+
+@pytest.mark.parametrize("scenario", ["all", "many", "ring", "needed", "left", "hang", "where"])
+@pytest.mark.parametrize("told", [{}, {"warps_per_block": 1}, SURPLUS_BLOCKS], ids=["known", "warps", "blocks"])
+def test_the_body_of_whole_launches_leaves_the_same(scenario, told):
+    for num_records in (64, 5):
+        is_whole, tracks = run(scenario, num_records, whole=1, **told)
+        assert is_whole
+        assert list(map(what_is_told, tracks)) == list(map(what_is_told, record(scenario, num_records, **told)))
+        if scenario != "hang":
+            for track in filter(lambda track: track.started, tracks):
+                assert track.start_ticks < track.end_ticks
+                assert scenario == "left" or num_records == 64 or track.written == min(5, track.attempted)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        {"event_mask": 1 << NOTE},
+        {"role_mask": 2},
+        {"block_first": 1},
+        {"block_stop": 3},
+        {"block_step": 2},
+        {"generation": 4},
+        {"in_graph": 1},
+        {"records_at": BORDER - 64 * RECORD_BYTES},
+    ],
+    ids=lambda selection: next(iter(selection)),
+)
+def test_any_other_launch_runs_the_body_of_all_launches(selection):
+    is_whole, tracks = run("all", 64, whole=1, **selection)
+    assert not is_whole
+    assert list(map(what_is_told, tracks)) == list(map(what_is_told, record("all", 64, **selection)))
+
+
+@pytest.mark.soak
+def test_whole_launches_count_as_far_as_an_address_goes():
+    is_whole, tracks = run("marks", 64, whole=1, records_at=BORDER, count=(1 << 28) + 1000)
+    assert is_whole
+    assert (tracks[0].written, tracks[0].attempted) == (64, (1 << 28) - 1)
+    assert [payload for *_, payload in tracks[0].records] == list(range(64))
 
 
 def test_the_table_describes_itself():

@@ -6,7 +6,8 @@
 // 4 blocks of 2 warps; the role of a warp is its number, more by first_role=N. The other NAMEs are those of the launch
 // descriptor: event_mask, block_first, block_stop, block_step, role_mask, generation, num_blocks and warps_per_block
 // (what the host was told); cycles=1 takes the body that counts cycles of the core, in_graph=1 the way of a graph to
-// its descriptor, records_at=ADDRESS puts the records there; count=N is for `marks`.
+// its descriptor, records_at=ADDRESS puts the records there; whole=1 offers the body for whole launches, too, and says
+// "whole" on stderr where it was taken; count=N is for `marks`.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 //   left   work and a wait that never end           marks  N marks in the first track
@@ -179,6 +180,7 @@ void hang(Rec& recorder, const Buffers& buffers) {
 
 struct Body {
     bool cycles = false;
+    bool whole = false;
     uint64_t count = 0;
     uint32_t first_role = 0;
 };
@@ -190,6 +192,7 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
     clock.offset_ns =
         static_cast<double>(static_cast<int64_t>(kBoundary) + from_boundary_ns - SimulatedClock::host_now_ns());
     const auto record = [&]<class Rec>(typename Rec::Args args) {
+        if constexpr (Rec::kTraced) std::fputs(Rec::kIsWhole ? "whole" : "", stderr);
         launch_cpu({kNumBlocks, kNumWarps, 0, CpuExecutor::fibers, &clock}, [&](Warp& warp) {
             Rec recorder(args, warp, body.first_role + warp.warp, 77);
             if (scenario == "all") record_all(recorder);
@@ -207,6 +210,8 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
     using Cycles = Recorder<true, RecordFormat::cycles>;
     if (body.cycles) {
         record.operator()<Cycles>(Cycles::Args{launch});
+    } else if (body.whole) {
+        with_recorder<Recorder<true>, WholeRecorder>({&launch, RecordFormat::span}, record);
     } else {
         with_recorder({&launch, RecordFormat::span}, record);
     }
@@ -237,6 +242,7 @@ int main(int argc, char** argv) {
         if (name == "block_step") launch.block_step = static_cast<uint32_t>(value);
         if (name == "count") body.count = value;
         if (name == "cycles") body.cycles = value;
+        if (name == "whole") body.whole = value;
         if (name == "first_role") body.first_role = static_cast<uint32_t>(value);
         if (name == "generation") launch.generation = static_cast<uint16_t>(value);
         if (name == "in_graph") in_graph = value;

@@ -39,7 +39,7 @@ token (measured)."""
 
 STORES_PER_TRACK = 2
 """Stores for a track's header, besides its records."""
-STORES_PER_SPAN = {"work": 1}
+STORES_PER_SPAN = {"work": 1, "signal": 1}
 """Stores of a span by class, 2 for all others: they are stored when they begin and completed when they end."""
 
 _log = logging.getLogger("tracekern")

@@ -17,7 +17,7 @@ struct GemmOnGpu {
     static GemmGrid grid(const GemmConfig& config, const GemmArgs& args) {
         const uint32_t num_warps = Body::kNumWarps;
         if (Body::kIsOneBlock) return {1, num_warps};
-        const void* kernel = kernel_address<Gemm>(config, Body::kStage, false, RecordFormat::span);
+        const void* kernel = kernel_address<Gemm>(config, Body::kStage, BodyKind{});
         return {std::max(1u, resident_blocks(kernel, options<Body>(args, {1, num_warps}, 0))), num_warps};
     }
 
@@ -34,8 +34,11 @@ struct GemmOnGpu {
             args.x_map = make_row_map(Product::in(args), args.num_rows, Product::channels(args));
         }
         LaunchSize size{grid.num_blocks, grid.num_warps};
-        const void* kernel = kernel_address<Gemm>(config, Body::kStage, trace.is_traced(), trace.format());
-        launch_kernel(kernel, options<Body>(args, grid, stream), {trace_argument(trace), &args, &size});
+        const BodyKind kind = trace.body();
+        TraceArgument argument(trace, kind.extent);
+        launch_kernel(kernel_address<Gemm>(config, Body::kStage, kind),
+                      options<Body>(args, grid, stream),
+                      {argument.data(), &args, &size});
     }
 
 private:
@@ -61,8 +64,8 @@ void register_gemm(pybind11::module_& extension) {
             const bool is_traced = !record_format.empty();
             const auto format = is_traced ? enum_named<RecordFormat>("record_format", record_format, kRecordFormatNames)
                                           : RecordFormat::span;
-            const auto found =
-                kernel_resources(kernel_address<Gemm>(gemm_config(staging, is_detailed), own, is_traced, format));
+            const auto found = kernel_resources(
+                kernel_address<Gemm>(gemm_config(staging, is_detailed), own, BodyKind{is_traced, format}));
             return pybind11::make_tuple(found.registers, found.local_bytes);
         },
         pybind11::arg("stage"),

@@ -20,12 +20,21 @@ TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context, [[maybe_unused]] 
     TK_END_AFTER_BARRIER(group);
 }
 
-// The same, for the rows that one of them claims.
+// The same, for the rows of a pair that one of them claims; returns how many. Only behind the barrier it is known which
+// sub-warps have a row; for the second one all waited.
 template <class Rec>
-TK_DEVICE void wait_group(LowLatencyContext<Rec>& context, ExpertPair from) {
-    TK_WAIT(context.recorder, LowLatencyEvent::wait_group, from.rank, from.local_expert);
+TK_DEVICE uint32_t wait_claimed(LowLatencyContext<Rec>& context, ExpertPair from) {
+    TK_TIME(context.recorder, arrived);
     context.warp_group().block_sync();
+    const uint32_t count = context.group().count, sub_warp = context.sub_warp_id();
+    TK_WAIT_SINCE(context.recorder,
+                  arrived,
+                  context.is_recorded(sub_warp < count || sub_warp == 1),
+                  LowLatencyEvent::wait_group,
+                  from.rank,
+                  from.local_expert);
     TK_END(context.group().begin);
+    return count;
 }
 
 // One warp of each block calls it, once in a kernel. True in that of the block that comes last: what warps of all

@@ -44,18 +44,18 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
         return sizeof(LowLatencyShared) + (kReceives ? kNumResultLists * sizeof(ResultList) : 0);
     }
 
-    // A send is the first of its handle, or comes behind the one that was received last.
-    TK_DEVICE static uint32_t number_of(const LowLatencyArgs& args, uint64_t epoch) {
+    // A send is the first of its handle, or comes behind the one of the epoch `last`, which was received last.
+    TK_DEVICE static uint32_t number_of(const LowLatencyArgs& args, uint64_t epoch, uint64_t last) {
         if (!kSends) return static_cast<uint32_t>(args.call.handle->num_combines);
-        const LowLatencySlot& slot = args.slot();
-        return slot.combined.word == epoch ? static_cast<uint32_t>(slot.num_combines.word) + 1 : 1;
+        return last == epoch ? static_cast<uint32_t>(args.slot().num_combines.word) + 1 : 1;
     }
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
         const uint64_t epoch = args.call.handle->epoch;
-        const uint32_t number = number_of(args, epoch);
+        const uint64_t last = kSends ? args.slot().combined.word : 0;
         LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
+        const uint32_t number = number_of(args, epoch, last);      // only now: what it waits for holds up no track
         const int64_t range = kSends ? rows_to_send(context) : 0;  // under way while the block begins
         if (!begin_kernel(context, number)) return;
         if (kSends && number > 1 && !exchange_acks(context, epoch, number - 1)) return;

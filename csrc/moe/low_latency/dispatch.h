@@ -65,11 +65,12 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        const uint64_t last = args.slot().dispatched.word;
-        const bool was_dropped = kSends && last != args.slot().combined.word;
-        const uint64_t epoch = kSends ? epoch_behind(last, args.call.slot) : args.call.handle->epoch;
+        const uint64_t last = kSends ? args.slot().dispatched.word : args.call.handle->epoch;
+        const uint64_t last_combined = kSends ? args.slot().combined.word : 0;
+        const auto epoch_of = [&] { return kSends ? epoch_behind(last, args.call.slot) : last; };
         const auto role = kSends && is_count_warp(warp) ? LowLatencyRole::count : LowLatencyRole::dispatch;
-        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch);
+        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch_of);
+        const bool was_dropped = kSends && last != last_combined;
         if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0))) {
             if constexpr (kSends) {
                 count_sends(context);
@@ -227,11 +228,7 @@ TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
     const ExpertPair from = context.pair();
     const uint32_t sub_warp = context.sub_warp_id();
     if (sub_warp == 1) claim_rows(context);
-    wait_group(context, from);
-    const uint32_t count = context.group().count;
-    // Only now it is known which sub-warps have a message to copy. For the second one all waited.
-    const bool has_part = sub_warp < count || sub_warp == 1;
-    TK_TAKE_BACK_IF(context.recorder, !context.is_recorded(has_part), LowLatencyEvent::wait_group);
+    const uint32_t count = wait_claimed(context, from);
     TK_NO_UNROLL
     for (uint32_t place = sub_warp; place < count; place += context.args.launch.num_warps_per_group) {
         if (!wait_message(context, from, place)) return;

@@ -243,12 +243,14 @@ template <class Rec>
 struct LowLatencyContext : CommContext<Rec> {
     const LowLatencyArgs& args;
 
+    // epoch: a number, or what is called for it, see CommContext.
+    template <class Epoch>
     TK_DEVICE LowLatencyContext(Warp& own_warp,
                                 const LowLatencyArgs& own_args,
                                 typename Rec::Args trace,
                                 LowLatencyStage stage,
                                 LowLatencyRole role,
-                                uint64_t epoch)
+                                Epoch epoch)
         : CommContext<Rec>(
               own_warp, own_args.comm, trace, static_cast<uint32_t>(stage), static_cast<uint32_t>(role), epoch),
           args(own_args) {}
