@@ -49,6 +49,7 @@ class Case:
     about: dict[str, Any]
     kernels: tuple[str, ...]
     timed_us: Callable[[Any], list[float]]
+    device: Any = "cuda"
 
 
 def main() -> int:
@@ -92,8 +93,8 @@ def measure() -> None:
         for family in options.families:
             for case in FAMILIES[family](options, group, family):
                 for how in options.how:
-                    rows = measure_pairs(group, WAYS[how], case.timed_us, case.kernels, options.calls)
-                    for row in rows:
+                    way = {"device": case.device, **WAYS[how]}
+                    for row in measure_pairs(group, way, case.timed_us, case.kernels, options.calls):
                         print_row(group.rank, {"family": family, "how": how, **case.about, **row})
 
 
@@ -141,7 +142,7 @@ def low_latency(options: argparse.Namespace, group: Any, _: str) -> Iterator[Cas
             buffer.synchronize()
             return [watch.between_us(first) for first in (0, 2)]
 
-        yield Case({"tokens": tokens}, ("dispatch", "combine"), timed_us)
+        yield Case({"tokens": tokens}, ("dispatch", "combine"), timed_us, buffer.comm.device)
 
 
 def pipeline(options: argparse.Namespace, group: Any, variant: str) -> Iterator[Case]:
@@ -168,7 +169,7 @@ def pipeline(options: argparse.Namespace, group: Any, variant: str) -> Iterator[
             exchange.synchronize()
             return [watch.between_us(0)]
 
-        yield Case({"tokens": tokens}, ("call",), timed_us)
+        yield Case({"tokens": tokens}, ("call",), timed_us, exchange.comm.device)
 
 
 def two_hop(options: argparse.Namespace, group: Any, _: str) -> Iterator[Case]:
@@ -203,7 +204,7 @@ def two_hop(options: argparse.Namespace, group: Any, _: str) -> Iterator[Case]:
                 return [watch.between_us(first) for first in (0, 1)]
 
             about = {"tokens": tokens, "sms": sms, "bytes": rows_out(buffer, handle) * 2 * HIDDEN}
-            yield Case(about, ("dispatch", "combine"), timed_us)
+            yield Case(about, ("dispatch", "combine"), timed_us, buffer.comm.device)
             buffer.destroy()
 
 

@@ -16,6 +16,7 @@ from ranks import Row, directory_of_all
 
 WARM_UP = 3
 PAIRS_OF_A_CAPTURE = 100
+COMMON = {"clocks": False, "max_bytes": 1 << 31}
 TRIMMED = 0.1
 """Share of the times at either end that no mean is taken of."""
 SLEEP_CYCLES = 2_000_000
@@ -48,17 +49,14 @@ class Stopwatch:
 def measure_pairs(
     group: Any, how: Row, timed_us: Callable[[Any], list[float]], kernels: tuple[str, ...], num_pairs: int
 ) -> list[Row]:
-    """A row for each kernel. how: options of the captures. timed_us(capture or None): device time of each kernel of a
-    call."""
-    import torch
-
+    """A row for each kernel. how: options of the captures, with the device. timed_us(capture or None): device time of
+    each kernel of a call."""
     from tracekern.record.session import capture
 
     pairs: list[tuple[list[float], list[float]]] = []
     unrecorded = 0
-    options = {"device": torch.device("cuda", torch.cuda.current_device()), "clocks": False, "max_bytes": 1 << 31}
     while len(pairs) < num_pairs:
-        with directory_of_all(group) as directory, capture(directory, **options, **how) as session:
+        with directory_of_all(group) as directory, capture(directory, **how, **COMMON) as session:
             with session.counting():
                 timed_us(session)
             more = min(PAIRS_OF_A_CAPTURE, num_pairs - len(pairs))

@@ -39,7 +39,7 @@ def copy_stripped(csrc: Path, copy: Path) -> Path:
             assert left is None, f"{path.name}: {text[max(0, left.start() - 80) : left.end() + 40]}"
             path.write_text(text)
     entry = copy / "moe" / "entry.h"
-    text, count = re.subn(r"with_recorder_type\(kind, ", "with_untraced(", entry.read_text())
+    text, count = re.subn(r"with_recorder_type<[^(]*>\(kind, ", "with_untraced(", entry.read_text())
     assert count == 1
     entry.write_text(text.replace("template <class Family>", UNTRACED + "template <class Family>", 1))
     return copy

@@ -9,12 +9,14 @@
 #include <cstring>
 #include <ctime>
 #include <deque>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apis/register.hpp"
+#include "apis/used_regions.hpp"
 #include "trace/record.h"
 #include "trace/segment.h"
 
@@ -84,8 +86,9 @@ struct RegionPlan {
     uint64_t mirror_offset;
     uint64_t arena_address;  // where kernels write to the arena
     LaunchEntry entry;
-    std::string descriptor;                           // begins with the addresses of headers and records
-    std::deque<std::pair<uint32_t, uint64_t>> ready;  // (launch_idx, offset from the segment's start)
+    std::string descriptor;  // begins with the addresses of headers and records
+    std::deque<UsedRegions::Region> ready;
+    bool may_grow = true;  // the segment may find room for one more
 };
 
 class SegmentHost {
@@ -145,21 +148,19 @@ public:
         __atomic_store_n(&header.num_launches, launch_idx + 1, __ATOMIC_RELEASE);
         return started;
     }
-    // The same of a region that was reserved before. Returns its offset.
-    uint64_t start_ready(RegionPlan& plan, uint32_t sequence, uint32_t epoch, std::string_view key) {
-        const auto [launch_idx, offset] = plan.ready.front();
+    // The same of a region that was reserved before.
+    UsedRegions::Region start_ready(RegionPlan& plan, uint32_t sequence, uint32_t epoch, std::string_view key) {
+        const UsedRegions::Region region = plan.ready.front();
         plan.ready.pop_front();
-        LaunchEntry& entry = this->entry(launch_idx);
+        LaunchEntry& entry = this->entry(region.launch_idx);
         identify(entry, sequence, epoch, key, 0);
         __atomic_store_n(&entry.flags, plan.entry.flags, __ATOMIC_RELEASE);  // without the mark of one that is reserved
-        return offset;
+        return region;
     }
 
     // Gives a region to a launch of its plan: the first one, or the next one of a flight recorder.
-    void start_again(uint32_t launch_idx, uint64_t offset, uint32_t sequence, uint32_t epoch, py::handle key) {
+    void start_again(uint32_t launch_idx, uint64_t offset, uint32_t sequence, uint32_t epoch, std::string_view text) {
         LaunchEntry& entry = this->entry(launch_idx);
-        std::string_view text;
-        if (!cut_text(key, text)) throw py::value_error("wanted a text");
         const uint32_t flags = entry.flags | kEntryReserved;
         if (entry.flags != flags) {
             // First, so that who packs the segment from outside never sees a half-written entry.
@@ -231,10 +232,12 @@ public:
     void set_count(size_t counter, uint64_t value) { counts_.at(counter) = value; }
 
     // kernel: (name, grid, warps, stream, events, roles).
-    void add(const py::tuple& kernel, py::object plan, size_t counter, uint64_t choice_base) {
+    // used: of a flight recorder, or None.
+    void add(const py::tuple& kernel, py::object plan, size_t counter, uint64_t choice_base, py::object used) {
         auto* known = plan.cast<RegionPlan*>();
+        auto* again = used.is_none() ? nullptr : used.cast<UsedRegions*>();
         known_[kernel] = py::int_(kernels_.size());
-        kernels_.push_back({known, std::move(plan), counter, choice_base});
+        kernels_.push_back({known, again, std::move(plan), std::move(used), counter, choice_base});
     }
     void clear() {
         known_.clear();
@@ -257,7 +260,8 @@ public:
                    py::handle events,
                    py::handle roles,
                    py::handle epoch,
-                   py::handle key) {
+                   py::handle key,
+                   bool ahead) {
         std::string_view text;
         const size_t place = find(name, grid, warps, stream, events, roles);  // may run code of Python
         if (!PyLong_CheckExact(epoch.ptr()) || !cut_text(key, text) || !host_.is_free()) return -1;
@@ -267,30 +271,76 @@ public:
             PyErr_Clear();
             return -1;
         }
-        Kernel* kernel = &kernels_[place];
-        const uint64_t sequence = counts_[kernel->counter];
-        const bool is_selected = sequence % every_ == 0;
-        RegionPlan& plan = *kernel->plan;
-        if (is_selected && plan.ready.empty() && !host_.has_room(plan)) return -1;
-        ++counts_[kernel->counter];
-        if (sampling_ != nullptr) {
-            ++sampling_[0];
-            if (decision_ != nullptr) __atomic_store_n(decision_, sampling_[1] << 32 | sampling_[0], __ATOMIC_RELAXED);
-        }
-        if (!is_selected) return 0;
-        const auto told = static_cast<uint32_t>(number), launch = static_cast<uint32_t>(sequence);
-        const uint64_t offset = plan.ready.empty() ? host_.start(plan, launch, told, text, 0).offset
-                                                   : host_.start_ready(plan, launch, told, text);
-        return static_cast<int64_t>(kernel->choice_base + offset);
+        const auto told = static_cast<uint32_t>(number);
+        return kernels_[place].used ? launch_again(place, told, text, ahead) : launch_new(kernels_[place], told, text);
     }
 
 private:
     struct Kernel {
         RegionPlan* plan;
-        py::object owner;
+        UsedRegions* used;
+        py::object plan_owner, used_owner;
         size_t counter;
         uint64_t choice_base;
     };
+
+    int64_t launch_new(const Kernel& kernel, uint32_t epoch, std::string_view key) {
+        RegionPlan& plan = *kernel.plan;
+        if (is_next_selected(kernel) && plan.ready.empty() && !host_.has_room(plan)) return -1;
+        uint32_t sequence = 0;
+        if (!count_launch(kernel, sequence)) return 0;
+        return static_cast<int64_t>(kernel.choice_base + start_in_room(plan, sequence, epoch, key).offset);
+    }
+
+    // The same of a flight recorder: without room the oldest launch's region is used again.
+    int64_t launch_again(size_t place, uint32_t epoch, std::string_view key, bool ahead) {
+        const Kernel kernel = kernels_[place];  // what asks the stream runs code of Python
+        RegionPlan& plan = *kernel.plan;
+        std::optional<UsedRegions::Region> oldest;
+        try {
+            kernel.used->progress.before_launch(ahead);
+            const bool has_room = !plan.ready.empty() || host_.has_room(plan);
+            if (is_next_selected(kernel) && !has_room && !plan.may_grow) oldest = kernel.used->take_oldest();
+        } catch (const py::error_already_set&) {
+            return -1;  // the long way comes to it again, and says so
+        }
+        const bool has_room = !plan.ready.empty() || host_.has_room(plan);
+        if (!host_.is_free() || (is_next_selected(kernel) && !has_room && !oldest)) {
+            if (oldest) kernel.used->put_back(*oldest);
+            return -1;
+        }
+        uint32_t sequence = 0;
+        const bool is_selected = count_launch(kernel, sequence);
+        if (!is_selected || has_room) {
+            if (oldest) kernel.used->put_back(*oldest);
+            if (!is_selected) return 0;
+            oldest = start_in_room(plan, sequence, epoch, key);
+        } else {
+            host_.start_again(oldest->launch_idx, oldest->offset, sequence, epoch, key);
+        }
+        try {
+            kernel.used->append(*oldest);
+        } catch (const py::error_already_set&) {  // without its mark the region is used again later
+        }
+        return static_cast<int64_t>(kernel.choice_base + oldest->offset);
+    }
+
+    bool is_next_selected(const Kernel& kernel) const { return counts_[kernel.counter] % every_ == 0; }
+    // Counts the launch; false where it is not to be recorded.
+    bool count_launch(const Kernel& kernel, uint32_t& sequence) {
+        const bool is_selected = is_next_selected(kernel);
+        sequence = static_cast<uint32_t>(counts_[kernel.counter]++);
+        if (sampling_ != nullptr) {
+            ++sampling_[0];
+            if (decision_ != nullptr) __atomic_store_n(decision_, sampling_[1] << 32 | sampling_[0], __ATOMIC_RELAXED);
+        }
+        return is_selected;
+    }
+    UsedRegions::Region start_in_room(RegionPlan& plan, uint32_t sequence, uint32_t epoch, std::string_view key) {
+        if (!plan.ready.empty()) return host_.start_ready(plan, sequence, epoch, key);
+        const auto started = host_.start(plan, sequence, epoch, key, 0);
+        return {static_cast<uint32_t>(started.launch_idx), started.offset};
+    }
 
     // The place of a known kernel; any other number of an unknown one.
     size_t find(
@@ -329,9 +379,9 @@ void register_launches(py::module_& module) {
              py::arg("descriptor"))
         .def_readonly("region_bytes", &RegionPlan::region_bytes)
         .def_readonly("mirror_offset", &RegionPlan::mirror_offset)
-        .def(
-            "add_ready",
-            [](RegionPlan& plan, uint32_t launch_idx, uint64_t offset) { plan.ready.emplace_back(launch_idx, offset); })
+        .def("add_ready",
+             [](RegionPlan& plan, uint32_t launch_idx, uint64_t offset) { plan.ready.push_back({launch_idx, offset}); })
+        .def_readwrite("may_grow", &RegionPlan::may_grow)
         .def_property_readonly("num_ready", [](const RegionPlan& plan) { return plan.ready.size(); });
     py::class_<SegmentHost>(module, "SegmentHost")
         .def(py::init<uint64_t, py::buffer, py::object, bool>(),
@@ -345,16 +395,41 @@ void register_launches(py::module_& module) {
              [](SegmentHost& host, RegionPlan& plan, uint32_t sequence, uint32_t epoch, py::handle key) {
                  std::string_view text;
                  if (plan.ready.empty() || !cut_text(key, text)) throw py::value_error("wanted a region and a text");
-                 return host.start_ready(plan, sequence, epoch, text);
+                 const auto region = host.start_ready(plan, sequence, epoch, text);
+                 return py::make_tuple(region.launch_idx, region.offset);
              })
-        .def("start_again", &SegmentHost::start_again)
+        .def("start_again",
+             [](SegmentHost& host, uint32_t idx, uint64_t offset, uint32_t sequence, uint32_t epoch, py::handle key) {
+                 std::string_view text;
+                 if (!cut_text(key, text)) throw py::value_error("wanted a text");
+                 host.start_again(idx, offset, sequence, epoch, text);
+             })
         .def("add_span", &SegmentHost::add_span);
+    py::class_<StreamProgress>(module, "StreamProgress")
+        .def(py::init<py::object>(), py::arg("mark"))
+        .def("before_launch", &StreamProgress::before_launch, py::arg("ahead"))
+        .def("count", &StreamProgress::count, py::arg("spacing"))
+        .def("is_through", &StreamProgress::is_through, py::arg("launch"));
+    py::class_<UsedRegions>(module, "UsedRegions")
+        .def(py::init<StreamProgress&>(), py::keep_alive<1, 2>(), py::arg("progress"))
+        .def("append",
+             [](UsedRegions& used, uint32_t launch_idx, uint64_t offset) { used.append({launch_idx, offset}); })
+        .def("take_oldest", [](UsedRegions& used) -> py::object {
+            const auto oldest = used.take_oldest();
+            return oldest ? py::object(py::make_tuple(oldest->launch_idx, oldest->offset)) : py::none();
+        });
     py::class_<LaunchTable>(module, "LaunchTable")
         .def(py::init<SegmentHost&, uint64_t>(), py::keep_alive<1, 2>(), py::arg("host"), py::arg("every"))
         .def("add_counter", &LaunchTable::add_counter)
         .def("count", &LaunchTable::count)
         .def("set_count", &LaunchTable::set_count)
-        .def("add", &LaunchTable::add)
+        .def("add",
+             &LaunchTable::add,
+             py::arg("kernel"),
+             py::arg("plan"),
+             py::arg("counter"),
+             py::arg("choice_base"),
+             py::arg("used") = py::none())
         .def("clear", &LaunchTable::clear)
         .def("sample_by", &LaunchTable::sample_by)
         .def("launch", &LaunchTable::launch);

@@ -78,6 +78,20 @@ TK_DEVICE WaitResult record_wait(Context& context, Wait wait, Fields... fields) 
     return record_wait_if<kEvent>(true, context, wait, fields...);
 }
 
+// Meets all warps of the block, or of a group of them, as a span of kEvent. Not `wanted`: it is not recorded.
+template <auto kEvent, class Context, class AnyWarp, class... Fields>
+TK_DEVICE void traced_barrier_if([[maybe_unused]] bool wanted,
+                                 Context& context,
+                                 AnyWarp& warps,
+                                 [[maybe_unused]] Fields... fields) {
+    // Not TK_WAIT_IF: with few tokens most warps come here for nothing, and are to run as little as they can.
+    if constexpr (std::remove_reference_t<decltype(context.recorder)>::kTraced) {
+        if (!wanted) return static_cast<void>(context.recorder.block_sync(warps));
+    }
+    TK_WAIT(context.recorder, kEvent, fields...);
+    TK_END_AFTER_BARRIER(warps);
+}
+
 // Whom a wait of these begin fields is for: the peer, which comes first, and its slot, which comes second; this rank
 // itself where there are none.
 template <class Context, class... Fields>

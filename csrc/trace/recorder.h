@@ -56,11 +56,12 @@ TK_DEVICE OpenIf<typename Rec::Open> begin_if(Rec& recorder, bool wanted, Values
     return {recorder.template begin<kEvent>(values...), true};
 }
 template <auto kEvent, class Rec, class... Values>
-TK_DEVICE OpenIf<typename Rec::Open> begin_since_if(Rec& recorder, uint64_t since, bool wanted, Values... values) {
+TK_DEVICE typename Rec::Open begin_since(Rec& recorder, uint64_t since, Values... values) {
     if constexpr (Rec::kTraced) {
-        if (wanted) return {recorder.template begin_at<kEvent>(since, values...), true};
+        return recorder.template begin_at<kEvent>(since, values...);
+    } else {
+        return recorder.unrecorded();
     }
-    return {recorder.unrecorded(), false};
 }
 
 // kEvent, checked to be of that class as a part of a declaration.
@@ -305,14 +306,13 @@ public:
     TK_SPAN_(recorder,                           \
              TK_EVENT_OF_(event, wait),          \
              ::tracekern::detail::begin_if<event>(recorder, static_cast<bool>(wanted) __VA_OPT__(, ) __VA_ARGS__))
-// The same from the time that TK_TIME(recorder, name) declared as `name`, where only later it is known whether there
-// was a wait: until then it is on no record.
+// A wait from the time that TK_TIME(recorder, name) declared as `name`, where only later it is known whether there was
+// one: until then it is on no record.
 #define TK_TIME(recorder, name) [[maybe_unused]] const uint64_t name = (recorder).now()
-#define TK_WAIT_SINCE(recorder, since, wanted, event, ...) \
-    TK_SPAN_(recorder,                                     \
-             TK_EVENT_OF_(event, wait),                    \
-             ::tracekern::detail::begin_since_if<event>(   \
-                 recorder, since, static_cast<bool>(wanted) __VA_OPT__(, ) __VA_ARGS__))
+#define TK_WAIT_SINCE(recorder, since, event, ...) \
+    TK_SPAN_(recorder,                             \
+             TK_EVENT_OF_(event, wait),            \
+             ::tracekern::detail::begin_since<event>(recorder, since __VA_OPT__(, ) __VA_ARGS__))
 // Opens before the release fence (where stores drain) and closes after the flag's store.
 #define TK_SIGNAL(recorder, event, ...) TK_RANGE(recorder, TK_EVENT_OF_(event, signal), __VA_ARGS__)
 // Closes the scope's span now, with its end fields; TK_END_IF(false) leaves it open for good.

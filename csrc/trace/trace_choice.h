@@ -74,12 +74,17 @@ template <class... Recs>
 struct Bodies {};
 
 template <RecordFormat... kFormats>
-#if TK_WHOLE
-using BodiesOfFormats = Bodies<Recorder<true, kFormats>..., WholeRecorder>;
-#else
 using BodiesOfFormats = Bodies<Recorder<true, kFormats>...>;
+template <RecordFormat... kFormats>
+using BodiesWithWhole = Bodies<Recorder<true, kFormats>..., WholeRecorder>;
+
+// For kernels that last long, and for all.
+using EveryFormat = BodiesOfFormats<TK_FORMATS>;
+#if TK_WHOLE
+using EveryBody = BodiesWithWhole<TK_FORMATS>;
+#else
+using EveryBody = EveryFormat;
 #endif
-using EveryBody = BodiesOfFormats<TK_FORMATS>;
 
 // What with_recorder<Recs...>() picks from.
 template <class... Recs>
@@ -141,11 +146,10 @@ void with_body(Bodies<Recs...>, BodyKind kind, uint32_t level, F&& f) {
 }  // namespace detail
 
 // Calls f.operator()<Rec>() with the recorder type of a body.
-template <class F>
+template <class Bodies = detail::EveryBody, class F>
 void with_recorder_type(BodyKind kind, F f) {
-    detail::with_body(detail::EveryBody{}, kind, kMaxLevel, [&](auto args) {
-        f.template operator()<typename decltype(args)::Rec>();
-    });
+    detail::with_body(
+        Bodies{}, kind, kMaxLevel, [&](auto args) { f.template operator()<typename decltype(args)::Rec>(); });
 }
 
 // Calls f(trace), or f.operator()<Rec>(trace), with what the kernel gets: a Rec::Args of the recorder type that the

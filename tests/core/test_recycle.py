@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from tests.captures import EVENT_TABLE, CaptureSpec, metadata
 from tests.kernels import descriptor_of, memory
+from tracekern import _core
 from tracekern.comm.devices.device import HostDevice, HostMemory, HostStreams
 from tracekern.dump import format as fmt
 from tracekern.dump.reader import read_dump
 from tracekern.record.launches import Kernel, Launches
-from tracekern.record.regions import Passed, StreamProgress
 from tracekern.record.selection import Selection
 from tracekern.record.session import capture
 from tracekern.record.sinks import SinkChoice
@@ -348,14 +348,14 @@ def test_what_it_would_find(tmp_path, monkeypatch, fault):
 def test_a_stream_is_asked_for_its_progress_when_that_decides():
     marks: list[bool] = []
 
-    def mark() -> Passed:
+    def mark() -> Callable[[], bool]:
         marks.append(False)
         return lambda: marks[0]
 
-    progress = StreamProgress(mark)
+    progress = _core.StreamProgress(mark)
     for _ in range(5):
         progress.before_launch(ahead=False)
-        last = progress.count(1 << 30)
+        last = progress.count(spacing=1 << 30)
     assert marks == []
     assert not progress.is_through(last)
     assert marks == [False]

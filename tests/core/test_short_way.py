@@ -70,9 +70,9 @@ def test_a_call_waits_for_nobody_who_is_in_the_long_way(tmp_path: Path):
     with tracekern.capture(tmp_path, device="cpu") as capture:
         assert launch(capture, "known")
         with capture.segment.lock:
-            assert capture._short_way("known", 1, 2, 0, EVENTS, (), 0, "") == -1
+            assert capture._short_way("known", 1, 2, 0, EVENTS, (), 0, "", False) == -1
             assert not capture.segment.host.add_span("range", 1)
-        assert capture._short_way("known", 1, 2, 0, EVENTS, (), 0, "") > 0
+        assert capture._short_way("known", 1, 2, 0, EVENTS, (), 0, "", False) > 0
     assert len(read_dump(tmp_path / "rank_00000.tkdump").launches) == 2  # what was turned away is not counted
 
 

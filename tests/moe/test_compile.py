@@ -31,6 +31,7 @@ pytestmark = [
 ]
 IDS = [str(path.relative_to(CSRC)) for path in SOURCES]
 PROBE = CSRC / "trace" / "kernels.cu"
+TRACED = ("span", "ring", "cycles")
 # Blocks of 1,024 threads have 64 registers a thread: 4 to 8 numbers of these bodies are in memory. They are there for
 # looking at short spans and at what came last, and no call is timed by them.
 SPILLING = {f"{family}_combine_{recorder}" for family in ("low_latency", "two_hop") for recorder in ("ring", "cycles")}
@@ -40,7 +41,7 @@ SPILLING |= {
     f"gemm_{stage}_{staging}_{recorder}"
     for stage in ("k2", "k4", "k2_many", "k4_many")
     for staging in ("wide", "ring")
-    for recorder in ("off", "span", "ring", "cycles", "steps_span", "steps_ring", "steps_cycles")
+    for recorder in ("off", *TRACED, *(f"steps_{recorder}" for recorder in TRACED))
     if (staging, recorder) != ("wide", "off")
 }
 # A function of its own, which a producer of `wide` calls with 24 registers, once a launch.
@@ -154,7 +155,9 @@ def by_recorder(kernels: dict[str, str]) -> dict[str, dict[str, str]]:
             grouped.setdefault(stem, {"off": kernels[untraced(name)]})[recorder] = text
     for stem, texts in grouped.items():
         wanted = {"off", "span"}
-        wanted |= set() if SAMPLE and stem.startswith(("p2p", "low_latency", "gemm", "two_hop")) else {"ring", "cycles"}
+        is_exchange = stem.startswith(("p2p", "low_latency", "two_hop"))
+        if not (SAMPLE and (is_exchange or stem.startswith("gemm"))):
+            wanted |= {"ring", "cycles", "whole"} if is_exchange else {"ring", "cycles"}
         assert set(texts) == wanted, stem
     return grouped
 
@@ -243,12 +246,13 @@ MEMORY = re.compile(
 
 @pytest.mark.parametrize("source", ["comm/kernels.cu", "moe/p2p/kernels.cu", "moe/low_latency/kernels.cu"])
 def test_sm_90_has_the_fence_of_a_signal_in_its_span(source):
-    # The begin is on record before the release, whose fence waits for the stores; the end is read right behind it. In a
-    # sequence the span before ends with the same read. The fence of a trap, whose code may lie in between, is another.
-    span = re.compile(r"read record (record )?(fence\. )*release read record")
+    # The begin is read before the release, whose fence waits for the stores; the end is read right behind it. A ring
+    # stores the begin, too, and in a sequence the span before ends with the same read. The fence of a trap, whose code
+    # may lie in between, is another.
+    span = re.compile(r"read (record ){0,2}(fence\. )*release read record")
     words = {"%globaltimer;": "read", "st.global.v4": "record", "st.global.v2": "record", "st.release.sys": "release"}
     kernels = ptx_kernels(CSRC / source)
-    traced = [name for name in kernels if SIGNALS[family(name)] and name.endswith(("_span", "_ring"))]
+    traced = [name for name in kernels if SIGNALS[family(name)] and name.endswith(("_span", "_whole", "_ring"))]
     assert traced
     for name in traced:
         assert span.search(" ".join(words.get(found, found) for found in MEMORY.findall(kernels[name]))), name

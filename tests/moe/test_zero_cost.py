@@ -27,7 +27,7 @@ def assert_same(ours: dict[str, object], never: dict[str, object]) -> None:
     assert off
     assert sorted(off) == sorted(name for name in never if name.endswith("_off"))
     assert [name for name in off if ours[name] != never[name]] == []
-    traced = [name for name in ours if name.endswith(("_span", "_ring", "_cycles"))]
+    traced = [name for name in ours if name.endswith(("_span", "_whole", "_ring", "_cycles"))]
     assert traced
     same = [name for name in traced if ours[name] == ours[untraced(name)]]
     assert same == [], "traced kernels that do not trace"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tracekern.dump import format as fmt
 from tracekern.dump.event_table import Members
 from tracekern.errors import BadInput
-from tracekern.record.regions import RegionQueue, StreamProgress, UsedRegions
+from tracekern.record.regions import RegionQueue
 from tracekern.record.selection import KernelTable, Selection
 from tracekern.record.setup import is_text
 from tracekern.record.sinks import SinkChoice
@@ -24,6 +24,7 @@ from tracekern.segment.pack import is_of_launch
 from tracekern.segment.writer import MAX_LAUNCHES
 
 if TYPE_CHECKING:
+    from tracekern._core import StreamProgress
     from tracekern.comm.devices.device import CaptureDevice
     from tracekern.segment.writer import SegmentWriter
 
@@ -168,17 +169,21 @@ class Launches:
 
     def _queue(self, kernel: Kernel) -> RegionQueue:
         if kernel not in self._queues:
-            recycled = UsedRegions(self._progress_on(kernel.stream)) if self._is_ring else None
-            queue = self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(kernel), recycled)
+            from tracekern import _core
+
+            used = _core.UsedRegions(self._progress_on(kernel.stream)) if self._is_ring else None
+            queue = self._queues[kernel] = RegionQueue(self._segment, self._device, self.plan(kernel), used)
             queue.counter = self._counter_of(kernel)
-            if recycled is None and queue.rows is not None:
-                self.table.add(tuple(kernel), queue.rows, queue.counter, queue.choice_base)
+            if queue.rows is not None:
+                self.table.add(tuple(kernel), queue.rows, queue.counter, queue.choice_base, used)
         return self._queues[kernel]
 
     def _progress_on(self, stream: int) -> StreamProgress:
         """Returns the progress of a stream for a flight recorder, which uses regions again."""
         if stream not in self._progress:
-            self._progress[stream] = StreamProgress(lambda: self._device.streams.mark(stream))
+            from tracekern import _core
+
+            self._progress[stream] = _core.StreamProgress(lambda: self._device.streams.mark(stream))
         return self._progress[stream]
 
     def plan(self, kernel: Kernel, counted_only: bool = False) -> LaunchPlan:

@@ -8,7 +8,7 @@ the launch that stored it, a record its time, and readers skip what does not bel
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,81 +18,9 @@ from tracekern.dump import format as fmt
 from tracekern.segment.launch_plan import LaunchPlan, Region
 
 if TYPE_CHECKING:
+    from tracekern._core import UsedRegions
     from tracekern.comm.devices.device import CaptureDevice
     from tracekern.segment.writer import SegmentWriter
-
-
-Passed = Callable[[], bool]
-
-
-class StreamProgress:
-    """Progress of a stream, in launches of any kernel. It is read from marks between launches; each mark costs time."""
-
-    def __init__(self, mark: Callable[[], Passed]) -> None:
-        """mark: puts a mark behind all launches so far; returns a function that checks whether the stream passed it."""
-        self._mark = mark
-        self._marks: deque[tuple[int, Passed]] = deque()
-        self._launches = 0
-        self._last_mark = 0
-        self._passed = 0
-        self._spacing = 1 << 30
-        self._may_mark = True
-
-    def before_launch(self, ahead: bool) -> None:
-        """Makes a mark that is due, before a launch that may or may not be recorded.
-
-        ahead: earlier launches have not all been started, so a mark made now would come before them.
-        """
-        self._may_mark = not ahead
-        self._mark_after(self._spacing)
-
-    def limit_spacing(self, spacing: int) -> None:
-        """Limits the launches between two marks to `spacing` from now on, not counting those of one burst."""
-        if spacing < self._spacing:
-            self._spacing = spacing
-
-    def count(self, spacing: int) -> int:
-        """Returns the number of the next launch. spacing: how far apart the marks for its kernel may be."""
-        self._mark_after(spacing)
-        self._launches += 1
-        return self._launches - 1
-
-    def is_through(self, launch: int) -> bool:
-        """Returns whether the launch with this number has certainly finished."""
-        if launch >= self._last_mark:
-            self._mark_after(1)
-        while launch >= self._passed and self._marks and self._marks[0][1]():
-            self._passed = self._marks.popleft()[0]
-        return launch < self._passed
-
-    def _mark_after(self, num_launches: int) -> None:
-        """Makes a mark if `num_launches` launches came since the last one and a mark is possible here."""
-        if self._may_mark and self._launches - self._last_mark >= num_launches:
-            self._marks.append((self._launches, self._mark()))
-            self._last_mark = self._launches
-
-
-class UsedRegions:
-    """The regions of one kernel's launches on one stream, in the order of the launches."""
-
-    def __init__(self, progress: StreamProgress) -> None:
-        self._progress = progress
-        self._regions: deque[tuple[int, Region]] = deque()
-
-    def append(self, region: Region) -> None:
-        """Adds a region that a launch is about to use."""
-        self._regions.append((self._progress.count(len(self._regions) // 2 + 1), region))
-
-    def take_oldest(self) -> Region | None:
-        """Returns the oldest region; None if there is none, or if its launch may still run.
-
-        Half the regions lie between two marks, which leaves the stream time to pass one.
-        """
-        regions = self._regions
-        if not regions:
-            return None
-        self._progress.limit_spacing(len(regions) // 2 + 1)
-        return regions.popleft()[1] if self._progress.is_through(regions[0][0]) else None
 
 
 _MAX_SHARE_OF_ROOM = 16
@@ -109,10 +37,10 @@ class RegionQueue:
     """Regions for launches of one plan."""
 
     def __init__(
-        self, segment: SegmentWriter, device: CaptureDevice, plan: LaunchPlan, recycled: UsedRegions | None = None
+        self, segment: SegmentWriter, device: CaptureDevice, plan: LaunchPlan, used: UsedRegions | None = None
     ) -> None:
-        """recycled: for a flight recorder: the used regions, the oldest of which is taken when no room is left."""
-        self._used = recycled
+        """used: for a flight recorder: the used regions, the oldest of which is taken when no room is left."""
+        self.used = used
         self._segment = segment
         self._plan = plan
         self.choice_base = segment.address + plan.choice
@@ -123,45 +51,35 @@ class RegionQueue:
         """RegionPlan, with the regions that are reserved; None where there is no room for one."""
         self.counter = 0
         """Which counter of the LaunchTable its launches have."""
-        self._has_room = self.rows is not None
-        self._ready: deque[Region] = deque()
-        """Reserved ones of a flight recorder."""
 
     def take(self, sequence: int, epoch: int, key: str = "") -> int:
         """Returns LaunchHandle.descriptor of the next launch; without room counts the launch and returns 0."""
-        segment, region = self._segment, None
-        if self._used is None and self.rows is not None and self.rows.num_ready:
-            offset: int = segment.host.start_ready(self.rows, sequence & 0xFFFFFFFF, epoch & 0xFFFFFFFF, key)
-            return self.choice_base + offset
-        if self._ready:
-            region = self._ready.popleft()
-        elif self._has_room:
-            region = segment.start_new(self.rows, sequence, epoch, key)
+        segment, rows, told = self._segment, self.rows, (sequence & 0xFFFFFFFF, epoch & 0xFFFFFFFF, key)
+        if rows is not None and rows.num_ready:
+            return self._hand_out(*segment.host.start_ready(rows, *told))
+        if rows is not None and rows.may_grow:
+            region = segment.start_new(rows, sequence, epoch, key)
             if region is not None:
-                return self._hand_out(region)
-            self._has_room = False  # room never comes back
-        if region is None and self._used is not None:
-            region = self._used.take_oldest()
-        if region is None:
+                return self._hand_out(region.launch_idx, region.offset)
+            rows.may_grow = False  # room never comes back
+        oldest = self.used.take_oldest() if self.used is not None else None
+        if oldest is None:
             segment.refuse(1, self._plan.region_bytes)
             return 0
-        segment.start_launch(region, sequence, epoch, key)
-        return self._hand_out(region)
+        segment.host.start_again(*oldest, *told)
+        return self._hand_out(*oldest)
 
-    def _hand_out(self, region: Region) -> int:
-        if self._used is not None:
-            self._used.append(region)
-        return self.choice_base + region.offset
+    def _hand_out(self, launch_idx: int, offset: int) -> int:
+        if self.used is not None:
+            self.used.append(launch_idx, offset)
+        return self.choice_base + offset
 
     def reserve(self, wanted: int) -> None:
         """Reserves regions until `wanted` are ready, or no room is left."""
-        while self.rows is not None and (missing := wanted - self.rows.num_ready - len(self._ready)) > 0:
+        while self.rows is not None and (missing := wanted - self.rows.num_ready) > 0:
             regions = self._segment.reserve_regions(self._plan, missing, self._mirror_offset)
             if not regions:
                 break
-            if self._used is not None:
-                self._ready.extend(regions)
-                continue
             for region in regions:
                 self.rows.add_ready(region.launch_idx, region.offset)
 

@@ -368,7 +368,7 @@ class Capture:
         """
         short_way = self._short_way
         if short_way is not None and not self.device.streams.is_captured():
-            descriptor = short_way(name, grid, warps, stream, events, roles, epoch, key)
+            descriptor = short_way(name, grid, warps, stream, events, roles, epoch, key, ahead)
             if descriptor >= 0:
                 return LaunchHandle(descriptor, grid, warps, stream)
         descriptor = 0
@@ -394,7 +394,7 @@ class Capture:
         """Opens or closes it. Nothing is written once it is closed."""
         self.is_in_short_way = is_open
         self.segment.open_short_way(is_open)
-        self._short_way = self._launches.table.launch if is_open and not self._is_ring else None
+        self._short_way = self._launches.table.launch if is_open else None
 
     def _region_of(self, kernel: Kernel, epoch: int, ahead: bool, key: str) -> int:
         """Returns LaunchHandle.descriptor."""

@@ -34,7 +34,7 @@ struct GemmOnGpu {
             args.x_map = make_row_map(Product::in(args), args.num_rows, Product::channels(args));
         }
         LaunchSize size{grid.num_blocks, grid.num_warps};
-        const BodyKind kind = trace.body();
+        const BodyKind kind{trace.is_traced(), trace.format(), Extent::any};
         TraceArgument argument(trace, kind.extent);
         launch_kernel(kernel_address<Gemm>(config, Body::kStage, kind),
                       options<Body>(args, grid, stream),

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "moe/gemm/kernels.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 
@@ -22,6 +23,8 @@ struct Gemm {
     using Config = GemmConfig;
     using Stage = GemmStage;
     using Event = GemmEvent;
+    // A product takes tens of microseconds: the time that one more body takes to compile is worth more.
+    using Bodies = detail::EveryFormat;
 
     static constexpr const char* kName = "gemm";
     static constexpr auto& kStageNames = kGemmStageNames;

@@ -7,7 +7,8 @@
 
 namespace tracekern {
 
-// kRegisters: of a consumer's lane. What the producer's warpgroup gives up makes it possible.
+// kRegisters: of a consumer's lane. What the producer's warpgroup gives up makes it possible. Of `many` it has too few
+// for a recorder: traced, consumers leave it 16 more.
 template <GemmLoad kLoad>
 struct WideShape;
 template <>
@@ -161,18 +162,22 @@ struct GemmWide {
 
     TK_HOST_DEVICE static uint64_t shared_bytes(const GemmArgs&, uint32_t) { return sizeof(Shared); }
 
+    // Registers that a consumer's lane leaves to the producer.
+    template <class Rec>
+    static constexpr uint32_t kLeft = Rec::kTraced && kLoad == GemmLoad::many ? 8 : 0;
+
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
         if constexpr (kHasWarpgroups) {
             auto& shared = warp.shared<Shared>();
             shared.begin(warp, kConsumers);
             if (warp.warp < kConsumers) {
-                take_registers<Shape::kRegisters>();
+                take_registers<Shape::kRegisters - kLeft<Rec>>();
                 Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::consumer));
                 consume<GemmWide>(warp, recorder, args, shared);
             } else {
                 // Three of its four warps are there for their registers alone.
-                keep_registers<Shape::kProducerRegisters>();
+                keep_registers<Shape::kProducerRegisters + Shape::kWarpgroups * kLeft<Rec>>();
                 Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::producer));
                 if (warp.warp == kConsumers) produce<GemmWide>(warp, recorder, args, shared);
             }

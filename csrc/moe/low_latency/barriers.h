@@ -13,11 +13,8 @@ namespace tracekern {
 template <class Rec>
 TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context, [[maybe_unused]] uint32_t num_shared) {
     const WarpGroup group = context.warp_group();
-    TK_WAIT_IF(context.recorder,
-               context.is_recorded(context.sub_warp_id() < num_shared),
-               LowLatencyEvent::wait_sub_warps,
-               group.id);
-    TK_END_AFTER_BARRIER(group);
+    const bool has_part = context.is_recorded(context.sub_warp_id() < num_shared);
+    traced_barrier_if<LowLatencyEvent::wait_sub_warps>(has_part, context, group, group.id);
 }
 
 // The same, for the rows of a pair that one of them claims; returns how many. Only behind the barrier it is known which
@@ -27,13 +24,10 @@ TK_DEVICE uint32_t wait_claimed(LowLatencyContext<Rec>& context, ExpertPair from
     TK_TIME(context.recorder, arrived);
     context.warp_group().block_sync();
     const uint32_t count = context.group().count, sub_warp = context.sub_warp_id();
-    TK_WAIT_SINCE(context.recorder,
-                  arrived,
-                  context.is_recorded(sub_warp < count || sub_warp == 1),
-                  LowLatencyEvent::wait_group,
-                  from.rank,
-                  from.local_expert);
-    TK_END(context.group().begin);
+    if (context.is_recorded(sub_warp < count || sub_warp == 1)) {
+        TK_WAIT_SINCE(context.recorder, arrived, LowLatencyEvent::wait_group, from.rank, from.local_expert);
+        TK_END(context.group().begin);
+    }
     return count;
 }
 

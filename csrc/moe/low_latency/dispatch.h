@@ -142,9 +142,9 @@ TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
 
 // All warps of the block have counted, and cast its first token if it has one.
 template <class Rec>
-TK_DEVICE void wait_counted([[maybe_unused]] LowLatencyContext<Rec>& context) {
-    TK_WAIT_IF(context.recorder, context.is_recorded(context.has_tokens()), LowLatencyEvent::wait_sub_warps, 0u);
-    TK_END_AFTER_BARRIER(context.warp);
+TK_DEVICE void wait_counted(LowLatencyContext<Rec>& context) {
+    const bool has_part = context.is_recorded(context.has_tokens());
+    traced_barrier_if<LowLatencyEvent::wait_sub_warps>(has_part, context, context.warp, 0u);
 }
 
 // Where a choice's message goes. The place is its first lane's, and may be under way still.
