@@ -83,7 +83,9 @@ public:
     struct Args {
         using Rec = Recorder;
     };
-    TK_DEVICE Recorder(Args, const Warp&, uint32_t = 0, uint32_t = 0) {}
+    // Of any recorder's arguments: a warp of a traced kernel may be left out.
+    template <class AnyArgs = Args>
+    TK_DEVICE Recorder(const AnyArgs&, const Warp&, uint32_t = 0, uint32_t = 0) {}
     Recorder(const Recorder&) = delete;
     TK_DEVICE void set_epoch(uint32_t) {}
     template <auto kEvent, class... Values>

@@ -7,8 +7,7 @@
 
 namespace tracekern {
 
-// kRegisters: of a consumer's lane. What the producer's warpgroup gives up makes it possible. Of `many` it has too few
-// for a recorder: traced, consumers leave it 16 more.
+// kRegisters: of a consumer's lane. What the producer's warpgroup gives up makes it possible.
 template <GemmLoad kLoad>
 struct WideShape;
 template <>
@@ -162,9 +161,11 @@ struct GemmWide {
 
     TK_HOST_DEVICE static uint64_t shared_bytes(const GemmArgs&, uint32_t) { return sizeof(Shared); }
 
-    // Registers that a consumer's lane leaves to the producer.
+    // The 24 registers that the producer of `many` has leave no room for a recorder: it is on record where its steps
+    // are wanted, which no call is timed by.
     template <class Rec>
-    static constexpr uint32_t kLeft = Rec::kTraced && kLoad == GemmLoad::many ? 8 : 0;
+    using ProducerRec =
+        std::conditional_t<kLoad == GemmLoad::many && kDetail == GemmDetail::parts, Recorder<false>, Rec>;
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {
@@ -172,13 +173,13 @@ struct GemmWide {
             auto& shared = warp.shared<Shared>();
             shared.begin(warp, kConsumers);
             if (warp.warp < kConsumers) {
-                take_registers<Shape::kRegisters - kLeft<Rec>>();
+                take_registers<Shape::kRegisters>();
                 Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::consumer));
                 consume<GemmWide>(warp, recorder, args, shared);
             } else {
                 // Three of its four warps are there for their registers alone.
-                keep_registers<Shape::kProducerRegisters + Shape::kWarpgroups * kLeft<Rec>>();
-                Rec recorder(trace, warp, static_cast<uint32_t>(GemmRole::producer));
+                keep_registers<Shape::kProducerRegisters>();
+                ProducerRec<Rec> recorder(trace, warp, static_cast<uint32_t>(GemmRole::producer));
                 if (warp.warp == kConsumers) produce<GemmWide>(warp, recorder, args, shared);
             }
         } else {
