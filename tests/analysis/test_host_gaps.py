@@ -17,6 +17,7 @@ from tracekern.analysis.graph.events import build_graph
 from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS, host_gaps
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.model import ClockFit, EventClass, EventType, Spans, Timeline, Track, TrackKind
+from tracekern.viewers.report.headlines import trust
 
 GAP_NS, WALL_NS = 100_000, 1_000_000_000
 CLOCK = ClockFit(
@@ -100,6 +101,21 @@ def test_a_host_that_nothing_relates_to_the_axis_proves_nothing():
     unrelated = dataclasses.replace(CLOCK, host_anchor_ns=(), host_axis_ns=(), host_hard_ns=float("nan"))
     rank = dataclasses.replace(timeline.ranks[0], clock=unrelated)
     assert gaps_of(timeline.replace(ranks=(rank,))) == [0, 0]
+
+
+def test_recording_that_takes_much_of_the_gaps_is_told_of():
+    def told(gap_ns: int) -> str:
+        late = CallScenario(1)
+        for before in (0, gap_ns - 800):
+            late.launch("step", late={0: before})
+            late.work(0, 1_000)
+        timeline = late.timeline()
+        rank = dataclasses.replace(timeline.ranks[0], clock=CLOCK, backend="cuda")
+        return trust(tracekern.analyze(asked(timeline.replace(ranks=(rank,)), 2_000)))
+
+    wanted = "recording takes about 10 % of the 30.0 us in which GPUs wait for their hosts"
+    assert wanted in told(30_000)
+    assert "recording takes" not in told(100_000)
 
 
 def test_a_range_for_each_launch_made_it():

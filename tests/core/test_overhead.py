@@ -102,26 +102,3 @@ def test_only_work_can_be_too_short(tmp_path: Path, event: str):
 def test_the_cpu_backend_is_never_judged(tmp_path: Path):
     assert problems_of(tmp_path, [64] * 100, 10_000, backend="cpu") == []
     assert problems_of(tmp_path, [64] * 100, 10_000, overhead_ns={}) == []
-
-
-@pytest.mark.parametrize(("apart_us", "is_told"), [(20, True), (50, True), (60, False), (2000, False)])
-def test_launches_whose_recording_takes_much_of_the_time_between_them_are_told_of(
-    tmp_path: Path, apart_us: int, is_told: bool
-):
-    about = metadata(CaptureSpec(num_ranks=1), 0) | {"backend": "cuda", "overhead_ns": {"4": SPAN_COST_NS}}
-    with removed_after(SegmentWriter.create(f"overhead-{tmp_path.name}", 0, about, 1 << 22)) as segment:
-        plan = LaunchPlan("demo", 1, 4, 1, blocks=range(1), events=json.dumps(EVENT_TABLE).encode())
-        for idx in range(40):
-            reserve_launch(segment, plan)
-            segment.launches()[idx]["host_ns"] = 10**18 + idx * apart_us * 1000
-        segment.header["state"] = fmt.SegmentState.CLOSED
-        write_dump(tmp_path / "rank_00000.tkdump", segment)
-    found = [one.text for one in decode(read_dump(tmp_path / "rank_00000.tkdump")).problems if "host" in one.text]
-    if is_told:
-        share = {20: "14%", 50: "5%"}[apart_us]
-        assert found == [
-            f"rank 0: recording takes about {share} of its host's time between launches (2.7 us for each of 39, "
-            f"{apart_us} us apart); record fewer of them (every=N), or put them in a graph"
-        ]
-    else:
-        assert found == []

@@ -20,6 +20,7 @@ from tracekern.analysis.questions.imbalance import Imbalance, work_imbalance
 from tracekern.analysis.questions.nodes import NodeWaits, node_waits
 from tracekern.analysis.questions.overlap import RankThreads, StreamOverlap, stream_overlaps, thread_overlaps
 from tracekern.analysis.questions.receive_matrix import ReceiveMatrix, receive_matrix
+from tracekern.analysis.questions.recording import HostRecording, host_recording
 from tracekern.analysis.questions.ring_steps import RingSteps, ring_steps
 from tracekern.analysis.questions.stages import StageTimes, stage_times
 from tracekern.analysis.questions.staging import Staging, staging
@@ -209,6 +210,11 @@ class Findings:
     def graph(self) -> EventGraph:
         """What each warp did in each launch, and the launches of each stream in their order."""
         return build_graph(self.timeline)
+
+    @cached_property
+    def recording(self) -> HostRecording | None:
+        """How much of the time in which GPUs wait for their hosts recording takes; None where that is not known."""
+        return host_recording(self.timeline, self.graph.schedule)
 
     @cached_property
     def moments(self) -> Moments | str:

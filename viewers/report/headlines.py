@@ -10,6 +10,7 @@ from tracekern.analysis.questions.hang import Holder, OpenWait
 from tracekern.analysis.questions.summary import Summary
 from tracekern.formatting import count, duration, factor, number_ranges, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
+from tracekern.timeline.decode.dense_probes import MAX_PROBE_SHARE
 from tracekern.timeline.fault import fault_of
 from tracekern.timeline.model import ABSENT_KINDS, shared_gpus, told_once
 from tracekern.viewers.report.held_up import describe_waits
@@ -261,6 +262,12 @@ def trust(findings: Findings, said: str = "") -> str:
         f"ranks {number_ranges(of)} share one GPU: the order in which it begins their kernels is held against nobody"
         for of in shared_gpus(findings.timeline.ranks)
     ]
+    if (recording := findings.recording) and recording.share > MAX_PROBE_SHARE:
+        each = duration(recording.total_ns // recording.num_gaps)
+        parts.append(
+            f"recording takes about {percent(recording.share, 1)} of the {each} in which GPUs wait for their hosts: "
+            "record fewer launches (every=N), or put them in a graph"
+        )
     if any(rank.backend == "cpu" for rank in summary.ranks) and ON_CPU not in said:
         parts.append("made on the CPU backend: order and coverage, never GPU durations")
     return "; ".join(parts)

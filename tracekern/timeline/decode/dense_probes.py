@@ -1,4 +1,4 @@
-"""Finds probes so dense that they change what they measure: by what a span costs that device, and a launch its host."""
+"""Finds probes so dense that they change what they measure, judged by what a span costs on that device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ MAX_PROBE_SHARE = 0.05
 """Part of a kernel's time that its probes may take."""
 MIN_SPAN_COSTS = 2
 """A span of work is to be at least so many times as long as it costs to record."""
-LAUNCH_NS = 2700
-"""What recording a launch takes of its host's thread, where others launch beside it (`benchmarks/launch.py`)."""
-MAX_GAP_NS = 1_000_000
-"""Of longer gaps between launches a recorder takes nothing that counts."""
 _MIN_SPANS = 100
-_MIN_GAPS = 20
 
 _Costs = npt.NDArray[np.float64]
 
@@ -34,24 +29,7 @@ def dense_probes(timeline: Timeline, dump: Dump, runs: WriterRuns) -> list[Probl
         return []
     ns_per_tick = 1e9 / timeline.ranks[0].ticks_per_second
     costs = _cost_of_launches(timeline, runs, overhead_ns)
-    of_kernels = _dense_kernels(timeline, runs, costs, ns_per_tick) + _short_events(timeline, costs, ns_per_tick)
-    return of_kernels + _dense_launches(timeline)
-
-
-def _dense_launches(timeline: Timeline) -> list[Problem]:
-    """A warning where recording takes too much of the time between a host's launches."""
-    asked = np.sort([launch.host_ns for launch in timeline.launches if launch.host_ns])
-    gaps = np.diff(asked)
-    gaps = gaps[gaps < MAX_GAP_NS]
-    if len(gaps) < _MIN_GAPS or MAX_PROBE_SHARE * gaps.mean() >= LAUNCH_NS:
-        return []
-    rank = timeline.ranks[0].rank
-    text = (
-        f"rank {rank}: recording takes about {LAUNCH_NS / gaps.mean():.0%} of its host's time between launches "
-        f"({LAUNCH_NS / 1e3:.1f} us for each of {len(gaps)}, {gaps.mean() / 1e3:.0f} us apart); record fewer of them "
-        "(every=N), or put them in a graph"
-    )
-    return [Problem("warning", "dense_probes", rank, -1, text, len(gaps))]
+    return _dense_kernels(timeline, runs, costs, ns_per_tick) + _short_events(timeline, costs, ns_per_tick)
 
 
 def _cost_of_launches(timeline: Timeline, runs: WriterRuns, overhead_ns: dict[str, float]) -> _Costs:

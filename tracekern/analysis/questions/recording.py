@@ -1,0 +1,36 @@
+"""How much of the time in which GPUs wait for their hosts is taken by recording the launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracekern.analysis.graph.events import Schedule
+from tracekern.timeline.model import Timeline
+
+LAUNCH_NS = 3_000
+"""What recording a launch takes of its host's thread (`benchmarks/launch.py` on the host of an H200: 0.9 to 5 us)."""
+
+
+@dataclass(frozen=True)
+class HostRecording:
+    """Of the gaps between kernels in which the host had not launched the next one yet."""
+
+    num_gaps: int
+    total_ns: int
+    """The length of all of them."""
+
+    @property
+    def share(self) -> float:
+        """Part of them that recording takes, a launch in each."""
+        return min(1.0, self.num_gaps * LAUNCH_NS / self.total_ns)
+
+
+def host_recording(timeline: Timeline, schedule: Schedule) -> HostRecording | None:
+    """None where no gap is known to be a host's, and on the CPU backend, whose durations mean nothing."""
+    if any(rank.backend == "cpu" for rank in timeline.ranks):
+        return None
+    which = np.flatnonzero((schedule.host_gap_ns > 0) & (schedule.before >= 0))
+    total_ns = int((schedule.start - schedule.gap_start)[which].sum())
+    return HostRecording(len(which), total_ns) if total_ns else None
