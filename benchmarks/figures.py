@@ -48,8 +48,8 @@ def one(rows: list[Result], **wanted: Any) -> Result:
 
 
 def added(row: Result) -> float:
-    """Returns what tracing adds to a call in percent: the median of the pairs."""
-    return 100 * (row.pair_ratio - 1)
+    """Returns what tracing adds to a kernel, or a call, in percent."""
+    return 100 * (row.on_over_off - 1)
 
 
 def ends(values: Any) -> list[float]:

@@ -366,9 +366,26 @@ private:
     py::object sampling_buffer_;
 };
 
+void register_used_regions(py::module_& module) {
+    py::class_<StreamProgress>(module, "StreamProgress")
+        .def(py::init<py::object>(), py::arg("mark"))
+        .def("before_launch", &StreamProgress::before_launch, py::arg("ahead"))
+        .def("count", &StreamProgress::count, py::arg("spacing"))
+        .def("is_through", &StreamProgress::is_through, py::arg("launch"));
+    py::class_<UsedRegions>(module, "UsedRegions")
+        .def(py::init<StreamProgress&>(), py::keep_alive<1, 2>(), py::arg("progress"))
+        .def("append",
+             [](UsedRegions& used, uint32_t launch_idx, uint64_t offset) { used.append({launch_idx, offset}); })
+        .def("take_oldest", [](UsedRegions& used) -> py::object {
+            const auto oldest = used.take_oldest();
+            return oldest ? py::object(py::make_tuple(oldest->launch_idx, oldest->offset)) : py::none();
+        });
+}
+
 }  // namespace
 
 void register_launches(py::module_& module) {
+    register_used_regions(module);
     py::class_<RegionPlan>(module, "RegionPlan")
         .def(py::init<uint64_t, uint64_t, uint64_t, uint64_t, std::string, std::string>(),
              py::arg("region_bytes"),
@@ -405,19 +422,6 @@ void register_launches(py::module_& module) {
                  host.start_again(idx, offset, sequence, epoch, text);
              })
         .def("add_span", &SegmentHost::add_span);
-    py::class_<StreamProgress>(module, "StreamProgress")
-        .def(py::init<py::object>(), py::arg("mark"))
-        .def("before_launch", &StreamProgress::before_launch, py::arg("ahead"))
-        .def("count", &StreamProgress::count, py::arg("spacing"))
-        .def("is_through", &StreamProgress::is_through, py::arg("launch"));
-    py::class_<UsedRegions>(module, "UsedRegions")
-        .def(py::init<StreamProgress&>(), py::keep_alive<1, 2>(), py::arg("progress"))
-        .def("append",
-             [](UsedRegions& used, uint32_t launch_idx, uint64_t offset) { used.append({launch_idx, offset}); })
-        .def("take_oldest", [](UsedRegions& used) -> py::object {
-            const auto oldest = used.take_oldest();
-            return oldest ? py::object(py::make_tuple(oldest->launch_idx, oldest->offset)) : py::none();
-        });
     py::class_<LaunchTable>(module, "LaunchTable")
         .def(py::init<SegmentHost&, uint64_t>(), py::keep_alive<1, 2>(), py::arg("host"), py::arg("every"))
         .def("add_counter", &LaunchTable::add_counter)

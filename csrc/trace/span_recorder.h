@@ -1,7 +1,7 @@
 // The recorder of a capture that keeps the first records of each track, whatever of a launch is recorded.
 //
 // A kernel of 1024 threads a block has 64 registers a thread, and what a recorder keeps in them is taken from the loads
-// that are under way at a time. So this one keeps three words. All else is in the kernel's arguments, which are
+// that are under way at a time. So this one keeps five words. All else is in the kernel's arguments, which are
 // constants, and is worked out again where a track ends.
 #pragma once
 
@@ -56,7 +56,7 @@ private:
     template <auto kEvent>
     TK_DEVICE PlaceInTrack take_place() {
         constexpr uint32_t kNumber = static_cast<uint32_t>(kEvent);
-        const auto wanted = static_cast<uint32_t>(launch_.event_mask >> kNumber / 32 * 32);
+        const auto wanted = static_cast<uint32_t>(event_mask_ >> kNumber / 32 * 32);
         const bool is_free = tracekern::take_place<kNumber % 32>(wanted, next_, limit_);
         return {next_, is_free};
     }
@@ -78,6 +78,7 @@ private:
         next_ = reinterpret_cast<SpanRecord*>(track.records);
         const uint32_t room = usable_places(next_, room_of(track));
         limit_ = is_writer ? limit_of(next_, room) : 0;
+        event_mask_ = is_writer ? track.event_mask : 0;
     }
 
     const LaunchDescriptor launch_;  // the kernel's argument
@@ -85,6 +86,7 @@ private:
     uint32_t epoch_;                 // on record at the end: it often comes from memory, and no track waits for it
     uint32_t limit_ = 0;             // of take_place(); 0: not recorded, or not the leader
     SpanRecord* next_ = nullptr;
+    uint64_t event_mask_ = 0;  // to load it for each span would take longer than all the rest of its begin
 };
 
 }  // namespace tracekern

@@ -56,17 +56,6 @@ def test_what_pages_say_never_happened_did_not():
     assert (flows.violations, flows.records_lost, flows.doubts) == (0, 0, [])
 
 
-@pytest.mark.parametrize("name", ["1", "2", "4", "2_pipelined", "4_pipelined"])
-def test_a_call_makes_as_many_records_wherever_they_are_kept(name):
-    made: dict[int, set[int]] = {}
-    for row in RESULTS[f"overhead_pipeline_{name}"].rows:
-        assert row["records_per_s"] == pytest.approx(row["records_per_call"] / row["on_us"] * 1e6)
-        if row["mode"] in ("device", "host"):  # a flight recorder may store two a span
-            made.setdefault(row["tokens"], set()).add(row["records_per_call"])
-    assert made
-    assert all(len(found) == 1 for found in made.values())
-
-
 def test_reports_are_shown_as_they_are(command_line):
     """The lines of each `tracekern report traces/...` that a page shows, in their order."""
     block = re.compile(r"tracekern report (traces/\w+)\n(?:[^`]*```text\n)?([^`]*)```")

@@ -108,7 +108,7 @@ def test_resident_ranks_give_the_bits_of_reference(tmp_path, spawner, asked):
     timeline = tracekern.load(tmp_path)
     assert_one_clock(timeline.ranks)
     assert {rank.clock.hard_ns for rank in timeline.ranks} == {0.0}
-    assert all(rank.metadata["note"].startswith(report.placement) for rank in timeline.ranks)
+    assert all(rank.metadata["note"].startswith("ranks resident on one GPU") for rank in timeline.ranks)
     assert not [problem for problem in timeline.problems if problem.kind != "dense_probes"]
     assert len(timeline.flows) > (1000 if asked.ranks == 8 else 0)
 

@@ -87,12 +87,16 @@ void bind_gemm_kernels(pybind11::module_& family) {
                           [&]<class Body>() { f.template operator()<Body>(config); });
         });
     };
+    // Blocks, warps of each, and of these the first that are on record.
     const auto grid = [with_body](const std::string& stage, const std::string& staging, const GemmArgs& args) {
         GemmGrid grid{};
+        uint32_t num_recorded = 0;
         with_body(stage, staging, args, [&]<class Body>(const GemmConfig& config) {
             grid = Backend::template grid<Body>(config, args);
+            num_recorded = grid.num_warps;
+            if constexpr (requires { Body::kRecordedWarps; }) num_recorded = Body::kRecordedWarps;
         });
-        return py::make_tuple(grid.num_blocks, grid.num_warps);
+        return py::make_tuple(grid.num_blocks, grid.num_warps, num_recorded);
     };
     const auto run = [with_body](const std::string& stage,
                                  const std::string& staging,

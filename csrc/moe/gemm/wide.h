@@ -163,9 +163,10 @@ struct GemmWide {
 
     // The 24 registers that the producer of `many` has leave no room for a recorder: it is on record where its steps
     // are wanted, which no call is timed by.
+    static constexpr bool kRecordsProducer = kLoad == GemmLoad::few || kDetail == GemmDetail::steps;
+    static constexpr uint32_t kRecordedWarps = kRecordsProducer ? kNumWarps : kConsumers;
     template <class Rec>
-    using ProducerRec =
-        std::conditional_t<kLoad == GemmLoad::many && kDetail == GemmDetail::parts, Recorder<false>, Rec>;
+    using ProducerRec = std::conditional_t<kRecordsProducer, Rec, Recorder<false>>;
 
     template <class Rec>
     TK_DEVICE static void run(Warp& warp, const GemmArgs& args, typename Rec::Args trace) {

@@ -135,13 +135,13 @@ def _launch(
     native: Any, stages: Sequence[str], call: Any, sizes: Sizes, stream: int, staging: str, capture: Capture | None
 ) -> None:
     for stage in stages:
-        num_blocks, num_warps = native.grid(stage, staging, call)
+        num_blocks, num_warps, num_recorded = native.grid(stage, staging, call)
         descriptor = 0
         if capture is not None:
             descriptor = capture.launch(
                 stage,
                 grid=num_blocks,
-                warps=num_warps,
+                warps=num_recorded,
                 stream=stream,
                 events=event_table(sizes.hidden, sizes.intermediate),
                 roles=tuple(FACTS.roles),
