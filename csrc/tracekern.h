@@ -19,5 +19,6 @@ using tracekern::for_each_recorder;
 using tracekern::Recorder;
 using tracekern::RecordFormat;
 using tracekern::TraceChoice;
+using tracekern::WholeRecorder;
 using tracekern::with_recorder;
 }  // namespace tracekern::api

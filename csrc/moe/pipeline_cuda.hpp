@@ -73,7 +73,7 @@ public:
     template <class Family, class Body>
     void launch(Communicator&, const typename Family::Config& config, typename Family::Args& args, TraceChoice trace) {
         LaunchSize size{config.blocks_of(Body::kStage), config.warps_per_block};
-        const BodyKind kind = trace.body();
+        const BodyKind kind = bundled_body(trace);
         TraceArgument argument(trace, kind.extent);
         launch_kernel(kernel_address<Family>(config, Body::kStage, kind),
                       launch_options<Body>(config, args, stream_),

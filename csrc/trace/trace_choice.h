@@ -39,7 +39,7 @@ public:
     const LaunchDescriptor& descriptor() const {
         return *reinterpret_cast<const LaunchDescriptor*>(bits_ & ~(kFormatBits | kLevelBits | kOnlyTells));
     }
-    // What the launch asks for where there are all bodies.
+    // What the launch asks for.
     BodyKind body() const {
         const bool is_whole = is_traced() && format() == RecordFormat::span && WholeLaunch::is_fit(descriptor());
         return {is_traced(), format(), is_whole ? Extent::whole : Extent::any};
@@ -85,6 +85,11 @@ using EveryBody = BodiesWithWhole<TK_FORMATS>;
 #else
 using EveryBody = EveryFormat;
 #endif
+
+template <class... Recs>
+constexpr bool has_whole(Bodies<Recs...>) {
+    return (Recs::kIsWhole || ...);
+}
 
 // What with_recorder<Recs...>() picks from.
 template <class... Recs>
@@ -172,6 +177,13 @@ void with_recorder(TraceChoice launch, F f) {
             f.template operator()<typename Args::Rec>(trace);
         }
     });
+}
+
+// The body of a bundled kernel that a launch runs.
+inline BodyKind bundled_body(TraceChoice launch) {
+    BodyKind kind = launch.body();
+    if (!detail::has_whole(detail::EveryBody{})) kind.extent = Extent::any;
+    return kind;
 }
 
 // Calls f(kind) for each body that a bundled kernel has.
