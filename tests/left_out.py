@@ -13,14 +13,15 @@ from toolchains import CSRC, GXX, ROOT, SAMPLE, compile_cached
 LEFT_OUT = "LEFT_OUT"
 
 P2P_FILES = ("comm/barrier.h", "moe/p2p/call.h", "moe/p2p/counts.h", "moe/p2p/worklog/combine.h")
-LOW_LATENCY_FILES = tuple(f"moe/low_latency/{name}.h" for name in ("barriers", "dispatch", "combine"))
+LOW_LATENCY_FILES = tuple(f"moe/low_latency/{name}.h" for name in ("barriers", "dispatch"))
 TWO_HOP_FILES = ("moe/two_hop/notify.h", "moe/two_hop/dispatch.h", "moe/two_hop/combine.h", "moe/two_hop/one_node.h")
 INT4_RING_FILES = ("moe/gemm/stages.h", "moe/gemm/reg.h")
 
-_WARPS = r"((?:context\.)?warp|group|casters)"
+_WARPS = r"((?:context\.)?(?:warp|warp_group\(\))|group|casters)"
 """Those that meet: all of a block, or a group of them."""
 _BARRIER = re.compile(
-    rf"\b(?:{_WARPS}\.block_sync\(\)|TK_END_AFTER_BARRIER\({_WARPS}\)|wait_(?:group|sub_warps)\(context\b[^)]*\));"
+    rf"\b(?:{_WARPS}\.block_sync\(\)|TK_END_AFTER_BARRIER\({_WARPS}\)"
+    r"|traced_barrier_if<[\w:]+>\([\w., ]+\));"
 )
 
 _CHOICE = f"""

@@ -84,7 +84,7 @@ TK_DEVICE void traced_barrier_if([[maybe_unused]] bool wanted,
                                  Context& context,
                                  AnyWarp& warps,
                                  [[maybe_unused]] Fields... fields) {
-    // Not TK_WAIT_IF: with few tokens most warps come here for nothing, and are to run as little as they can.
+    // Without a span that is not wanted: with few tokens most warps come here for nothing, and are to run little.
     if constexpr (std::remove_reference_t<decltype(context.recorder)>::kTraced) {
         if (!wanted) return static_cast<void>(context.recorder.block_sync(warps));
     }

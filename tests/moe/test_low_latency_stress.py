@@ -207,7 +207,7 @@ def test_without_a_fault_the_same_run_is_right(name):
     assert_right(ATTACKS[name].run(1))
 
 
-# Of dispatch two guard nothing but what it acknowledges. Of the others one needs two groups in a block, and one many
+# Dispatch's own guards nothing but what it acknowledges. Of the others one needs two groups in a block, and one many
 # rows of a pair.
 BARRIER_RUNS = {
     "dispatch": calls(MANY_RANKS, "pattern=dropped"),

@@ -102,11 +102,14 @@ class _OwnExperts:
             intermediate=experts.intermediate,
             detail=experts.detail,
         )
-        self._grids: dict[str, tuple[int, int]] = {}
+        self._grids: dict[str, tuple[int, int, int]] = {}
         self._call: Any = None
 
     def _set_grids(self, stages: Sequence[str], most_sms: int = 0) -> None:
-        """Asks how many blocks each kernel is launched with, and of how many warps. most_sms: of a GPU; 0: all."""
+        """Asks how many blocks each kernel is launched with, of how many warps, and how many of these are on record.
+
+        most_sms: of a GPU; 0: all.
+        """
         with self._comm.device.active():
             alike = make_call(self._native, self._sizes, {})
             self._grids = {stage: self._native.grid(stage, self._staging, alike) for stage in stages}
@@ -114,9 +117,9 @@ class _OwnExperts:
             import torch
 
             present = torch.cuda.get_device_properties().multi_processor_count
-            for stage, (num_blocks, num_warps) in self._grids.items():
+            for stage, (num_blocks, num_warps, num_recorded) in self._grids.items():
                 if num_blocks > 1:  # as many on each SM as where they have all of them
-                    self._grids[stage] = max(1, num_blocks * most_sms // present), num_warps
+                    self._grids[stage] = max(1, num_blocks * most_sms // present), num_warps, num_recorded
 
     def _make_call(self, sizes: Sizes, tensors: Tensors, places: dict[str, int] | None = None) -> Any:
         """Returns what kernels get: see make_call()."""
@@ -129,13 +132,13 @@ class _OwnExperts:
         suffix: of their stages, where a call has them several times. stream: of their own; 0: that of the call.
         """
         events = event_table(self._sizes.hidden, self._sizes.intermediate)
-        for stage, (num_blocks, num_warps) in self._grids.items():
+        for stage, (num_blocks, _, num_recorded) in self._grids.items():
             key = stage + suffix
-            launches.add_stage(key, events, FACTS.roles, num_blocks, num_warps, name=stage, stream=stream)
+            launches.add_stage(key, events, FACTS.roles, num_blocks, num_recorded, name=stage, stream=stream)
 
     def launch(self, call: Any, stage: str, descriptor: int, stream: int) -> None:
         """Launches a kernel with what `call` says; on the CPU runs it."""
-        num_blocks, num_warps = self._grids[stage]
+        num_blocks, num_warps, _ = self._grids[stage]
         self._native.run(
             stage=stage,
             staging=self._staging,
