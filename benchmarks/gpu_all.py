@@ -31,7 +31,6 @@ from harness import ROOT, Table, count_gpus, now, nvidia_smi, read_results, writ
 PLANTED = "build/planted"
 PYTEST = "-m pytest -q -rs -p no:cacheprovider -m 'gpu or multigpu'"
 OVERHEAD = "benchmarks/overhead.py"
-RESIDENT_OVERHEAD = f"{OVERHEAD} low_latency two_hop --ranks 8 --nodes 2 --resident --name overhead_8_resident"
 BESIDE = "bits or extension"
 """Tests that no neighbour on the GPU disturbs, by name; they take long one after the other."""
 OF_THEIR_OWN = ("test_mutants_gpu.py", "test_sanitizer_gpu.py")

@@ -38,7 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
 """--how -> options of the capture."""
 GOALS = {"low_latency": {"dispatch": 1.05, "combine": 1.06}, "int4": {"k2": 1.05, "k4": 1.05}}
 GOAL = 1.03
-"""Of on/off with records in device memory: of these kernels, and of any other."""
+"""Goals for on/off with records in device memory: GOALS for these kernels, GOAL for any other."""
 
 
 @dataclass(frozen=True)

@@ -320,7 +320,7 @@ private:
         }
         try {
             kernel.used->append(*oldest);
-        } catch (const py::error_already_set&) {  // without its mark the region is used again later
+        } catch (const py::error_already_set&) {  // its end cannot be told: the region is not used again
         }
         return static_cast<int64_t>(kernel.choice_base + oldest->offset);
     }

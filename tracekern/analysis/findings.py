@@ -213,7 +213,7 @@ class Findings:
 
     @cached_property
     def recording(self) -> HostRecording | None:
-        """How much of the time in which GPUs wait for their hosts recording takes; None where that is not known."""
+        """Returns what recording takes of the time in which GPUs wait for their hosts; None where that is unknown."""
         return host_recording(self.timeline, self.graph.schedule)
 
     @cached_property

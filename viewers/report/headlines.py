@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tracekern.analysis.findings import Findings
 from tracekern.analysis.left_out import left_out
 from tracekern.analysis.questions.hang import Holder, OpenWait
+from tracekern.analysis.questions.recording import LAUNCH_NS
 from tracekern.analysis.questions.summary import Summary
 from tracekern.formatting import count, duration, factor, number_ranges, percent, ranks
 from tracekern.timeline.clocks.pairs import MAX_WANDER_PER_NS
@@ -265,8 +266,8 @@ def trust(findings: Findings, said: str = "") -> str:
     if (recording := findings.recording) and recording.share > MAX_PROBE_SHARE:
         each = duration(recording.total_ns // recording.num_gaps)
         parts.append(
-            f"recording takes about {percent(recording.share, 1)} of the {each} in which GPUs wait for their hosts: "
-            "record fewer launches (every=N), or put them in a graph"
+            f"recording, at {duration(LAUNCH_NS)} a launch, takes about {percent(recording.share, 1)} of the {each} "
+            "in which GPUs wait for their hosts: record fewer launches (every=N), or put them in a graph"
         )
     if any(rank.backend == "cpu" for rank in summary.ranks) and ON_CPU not in said:
         parts.append("made on the CPU backend: order and coverage, never GPU durations")

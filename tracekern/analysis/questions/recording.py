@@ -10,25 +10,26 @@ from tracekern.analysis.graph.events import Schedule
 from tracekern.timeline.model import Timeline
 
 LAUNCH_NS = 3_000
-"""What recording a launch takes of its host's thread (`benchmarks/launch.py` on the host of an H200: 0.9 to 5 us)."""
+"""Assumed time of a host's thread for recording a launch. It is not measured in the run: `benchmarks/launch.py` found
+0.9 to 5 us on the host of an H200."""
 
 
 @dataclass(frozen=True)
 class HostRecording:
-    """Of the gaps between kernels in which the host had not launched the next one yet."""
+    """Gaps between kernels in which the host had not launched the next one yet."""
 
     num_gaps: int
     total_ns: int
-    """The length of all of them."""
+    """Their length together."""
 
     @property
     def share(self) -> float:
-        """Part of them that recording takes, a launch in each."""
+        """Part of that time that recording takes, one launch in each gap."""
         return min(1.0, self.num_gaps * LAUNCH_NS / self.total_ns)
 
 
 def host_recording(timeline: Timeline, schedule: Schedule) -> HostRecording | None:
-    """None where no gap is known to be a host's, and on the CPU backend, whose durations mean nothing."""
+    """Returns None where no gap is known to be a host's, and on the CPU backend, whose durations mean nothing."""
     if any(rank.backend == "cpu" for rank in timeline.ranks):
         return None
     which = np.flatnonzero((schedule.host_gap_ns > 0) & (schedule.before >= 0))
