@@ -20,5 +20,6 @@ using tracekern::Recorder;
 using tracekern::RecordFormat;
 using tracekern::TraceChoice;
 using tracekern::WholeRecorder;
+using tracekern::WholeRecorderOfPeers;
 using tracekern::with_recorder;
 }  // namespace tracekern::api

@@ -85,7 +85,7 @@ TK_DEVICE void traced_barrier_if([[maybe_unused]] bool wanted,
                                  AnyWarp& warps,
                                  [[maybe_unused]] Fields... fields) {
     // Without a span that is not wanted: with few tokens most warps come here for nothing, and are to run little.
-    if constexpr (std::remove_reference_t<decltype(context.recorder)>::kTraced) {
+    if constexpr (detail::is_recorded<std::remove_reference_t<decltype(context.recorder)>, kEvent>) {
         if (!wanted) return static_cast<void>(context.recorder.block_sync(warps));
     }
     TK_WAIT(context.recorder, kEvent, fields...);

@@ -41,23 +41,12 @@ struct BodyWith<Body, Recorder<false>> {
     using Type = typename Body::Untraced;
 };
 
-// The recorders that a family's kernels are compiled with: all, or those that it names.
-template <class Family>
-struct BodiesOfFamily {
-    using Type = detail::EveryBody;
-};
-template <class Family>
-    requires requires { typename Family::Bodies; }
-struct BodiesOfFamily<Family> {
-    using Type = typename Family::Bodies;
-};
-
 template <class Family>
 const void* kernel_address(const typename Family::Config& config, typename Family::Stage stage, BodyKind kind) {
     const void* address = nullptr;
     Family::with_kernels(config, [&]<class Kernels>(Kernels) {
         Kernels::with(stage, [&]<class Body>() {
-            with_recorder_type<typename BodiesOfFamily<Family>::Type>(kind, [&]<class Rec>() {
+            with_recorder_type<typename Family::Bodies>(kind, [&]<class Rec>() {
                 address = reinterpret_cast<const void*>(&entry<typename BodyWith<Body, Rec>::Type, Rec>);
             });
         });

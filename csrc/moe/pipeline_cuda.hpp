@@ -39,7 +39,7 @@ void for_each_room(const typename Family::Config& config, const typename Family:
     Family::with_kernels(config, [&]<class Kernels>(Kernels) {
         Kernels::template for_each([&]<class Body>() {
             const LaunchOptions launch = launch_options<Body>(config, args);
-            for_each_body_kind([&](BodyKind kind) {
+            for_each_body_kind<typename Family::Bodies>([&](BodyKind kind) {
                 visit(Body::kStage, resident_blocks(kernel_address<Family>(config, Body::kStage, kind), launch));
             });
         });
@@ -73,7 +73,7 @@ public:
     template <class Family, class Body>
     void launch(Communicator&, const typename Family::Config& config, typename Family::Args& args, TraceChoice trace) {
         LaunchSize size{config.blocks_of(Body::kStage), config.warps_per_block};
-        const BodyKind kind = bundled_body(trace);
+        const BodyKind kind = bundled_body<typename Family::Bodies>(trace);
         TraceArgument argument(trace, kind.extent);
         launch_kernel(kernel_address<Family>(config, Body::kStage, kind),
                       launch_options<Body>(config, args, stream_),

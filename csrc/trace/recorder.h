@@ -308,9 +308,11 @@ public:
     TK_SPAN_(recorder,                           \
              TK_EVENT_OF_(event, wait),          \
              ::tracekern::detail::begin_if<event>(recorder, static_cast<bool>(wanted) __VA_OPT__(, ) __VA_ARGS__))
-// A wait from the time that TK_TIME(recorder, name) declared as `name`, where only later it is known whether there was
-// one: until then it is on no record.
-#define TK_TIME(recorder, name) [[maybe_unused]] const uint64_t name = (recorder).now()
+// A wait from the time that TK_TIME(recorder, event, name) declared as `name`, where only later it is known whether
+// there was one: until then it is on no record.
+#define TK_TIME(recorder, event, name)     \
+    [[maybe_unused]] const uint64_t name = \
+        ::tracekern::detail::is_recorded<std::remove_reference_t<decltype(recorder)>, event> ? (recorder).now() : 0
 #define TK_WAIT_SINCE(recorder, since, event, ...) \
     TK_SPAN_(recorder,                             \
              TK_EVENT_OF_(event, wait),            \

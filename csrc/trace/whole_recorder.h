@@ -1,9 +1,10 @@
-// The recorder of launches that are recorded whole: every block, warp, role and event, outside graphs, in a region that
-// no launch had before and that lies between two multiples of 4 GiB. The host chooses it (trace/trace_choice.h).
+// The recorder of launches that are recorded whole: every block, warp and role and all events of its level, outside
+// graphs, in a region that no launch had before and that lies between two multiples of 4 GiB. The host chooses it
+// (trace/trace_choice.h).
 //
 // Small calls feel each instruction that all warps of a block run: at the start and the end of a track, and in spans at
-// its barriers. This recorder has the fewest. It keeps two words; the high words of addresses are constants; and what a
-// launch selects is not asked. Warps and blocks that the host did not know about are told, and record nothing.
+// its barriers. This recorder has the fewest. It keeps three words, and what a launch selects is not asked. Warps and
+// blocks that the host did not know about are told, and record nothing.
 #pragma once
 
 #include "trace/span_writer.h"
@@ -18,15 +19,15 @@ struct alignas(16) WholeLaunch {
     uint32_t warps_per_block;
     uint32_t num_blocks;
 
-    // Whether the launch is one.
+    // Whether the launch is one, but for its events.
     static bool is_fit(const LaunchDescriptor& launch) {
         const uint64_t first = reinterpret_cast<uint64_t>(launch.region.records);
         const uint64_t num_tracks = uint64_t{launch.num_blocks} * launch.warps_per_block;
         const uint64_t stop = first + num_tracks * launch.records_per_track * sizeof(SpanRecord);
         const bool has_low_stop = first >> 32 == stop >> 32 && static_cast<uint32_t>(stop) < kLastPlace;
-        return launch.event_mask == ~uint64_t{0} && launch.role_mask == ~uint32_t{0} && launch.of_replay == nullptr &&
-               launch.block_first == 0 && launch.block_step == 1 && launch.block_stop == launch.num_blocks &&
-               launch.generation == 0 && num_tracks != 0 && launch.records_per_track != 0 && has_low_stop;
+        return launch.role_mask == ~uint32_t{0} && launch.of_replay == nullptr && launch.block_first == 0 &&
+               launch.block_step == 1 && launch.block_stop == launch.num_blocks && launch.generation == 0 &&
+               num_tracks != 0 && launch.records_per_track != 0 && has_low_stop;
     }
     static WholeLaunch of(const LaunchDescriptor& launch) {
         return {launch.region.headers,
@@ -65,7 +66,11 @@ public:
         TrackHeader* const header = own_header();
         detail::store_quarter(header, 0, is_writer, read_clock(), sm, kStarted | role << 16);
         count_if(is_writer, &header->starts);
-        next_ = first();
+        // The sum, not the word that all tracks share: that is a constant, and each span would load it again.
+        const uint64_t first_record =
+            reinterpret_cast<uint64_t>(launch_.records) + uint64_t{track()} * launch_.track_bytes;
+        next_ = static_cast<uint32_t>(first_record);
+        high_ = static_cast<uint32_t>(first_record >> 32);
         limit_ = is_writer ? next_ + launch_.track_bytes : 0;
         if (!is_known) tell_surplus(launch_, block_, warp.num_blocks, warp_, warp.num_warps, warp.is_leader());
     }
@@ -89,8 +94,7 @@ private:
     }
     template <class Record>
     TK_DEVICE void put_at(LowPlace place, const Record& record) const {
-        const uint64_t high = reinterpret_cast<uint64_t>(launch_.records) >> 32 << 32;
-        auto* const stop = reinterpret_cast<char*>(high | place.stop);
+        auto* const stop = reinterpret_cast<char*>(uint64_t{high_} << 32 | place.stop);
         put_if<-static_cast<int>(sizeof(SpanRecord))>(place.stop <= limit_, stop, record);
     }
 
@@ -114,6 +118,7 @@ private:
     const WholeLaunch launch_;     // the kernel's argument
     const uint32_t block_, warp_;  // the kernel's own
     uint32_t next_;                // the low word of where the next record goes
+    uint32_t high_;                // the high word
     uint32_t limit_;  // of places that end in the track, none ends beyond; 0: not recorded, or not the leader
 };
 

@@ -457,6 +457,20 @@ def test_where_the_record_does_not_say_what_a_cause_costs_the_reason_is_given(sp
     assert "why" not in {line.word for line in headlines(findings)}
 
 
+def test_without_waits_for_warps_of_the_block_nobody_is_named_and_waits_for_ranks_are_as_they_were(tmp_path: Path):
+    """A warp that holds up those of its block alone, in a persistent kernel, would be passed over."""
+    slow = dataclasses.replace(REAL, injections=(SlowWarp(DELAY_NS, rank=2, warp=7),), is_persistent=True)
+    work, peers = (findings_of(dataclasses.replace(slow, detail=how), 71, tmp_path / how) for how in ("work", "peers"))
+    assert (named(work.answer), named(peers.answer)) == ([of_rank(2)], [])
+    told = {line.word: line.text for line in headlines(peers)}
+    assert told["verdict"].startswith("No cause is named: ")
+    assert "wait_block are not on record (detail peers)" in told["verdict"]
+    assert "; left out: wait_block of all warps" in told["waiting"]
+    of_ranks = np.isin(work.waits.row, work.timeline.rows_of("wait_block"), invert=True)
+    for name in ("peer", "late_ns", "wait_ns"):
+        assert getattr(work.waits, name)[of_ranks].tolist() == getattr(peers.waits, name).tolist()
+
+
 def test_a_window_has_no_cost():
     timeline = tracekern.load(TRACES / "h200x4_late_host")
     last = int(timeline.spans.end.max())

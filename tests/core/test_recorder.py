@@ -19,6 +19,8 @@ EMPTY, MARK, SPAN = 0, 3, 4
 OPEN = -1
 PLAIN, FITS, STRADDLES, WAIT_FULL, SIGNAL_SOME, NOTE, STEP, WAIT_BLOCK = range(8)
 BOUNDARY = 7 << 32
+LEVEL_1, ALL_OF_LEVEL_1 = 1 << 2, 1 << 61 | 1 << 2
+"""Parts of TraceChoice."""
 
 
 @dataclass
@@ -64,8 +66,8 @@ def record(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selec
     return run(scenario, num_records, flags, **selection)[1]
 
 
-def run(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selection: int) -> tuple[bool, list[Track]]:
-    """Whether the launch ran the body for whole launches, and its tracks."""
+def run(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selection: int) -> tuple[int, list[Track]]:
+    """The level of the body for whole launches that ran, 0: another body did; and the launch's tracks."""
     options = [f"{name}={value}" for name, value in selection.items()]
     command = [program("recorder", "-O1", *flags), scenario, str(num_records), *options]
     done = subprocess.run(command, capture_output=True, check=True)
@@ -79,7 +81,7 @@ def run(scenario: str, num_records: int, flags: tuple[str, ...] = (), **selectio
         fields = HEADER.unpack_from(headers, i * HEADER_BYTES)
         region = records[i * track_bytes : (i + 1) * track_bytes]
         tracks.append(Track(*fields, read_records(region, fields[0])))
-    return done.stderr == b"whole", tracks
+    return int(done.stderr.removeprefix(b"whole ") or 0), tracks
 
 
 def assert_nested(track: Track) -> None:
@@ -307,8 +309,8 @@ SURPLUS_BLOCKS = {"num_blocks": 2, "block_stop": 2}
 @pytest.mark.parametrize("told", [{}, {"warps_per_block": 1}, SURPLUS_BLOCKS], ids=["known", "warps", "blocks"])
 def test_the_body_of_whole_launches_leaves_the_same(scenario, told):
     for num_records in (64, 5):
-        is_whole, tracks = run(scenario, num_records, whole=1, **told)
-        assert is_whole
+        level, tracks = run(scenario, num_records, whole=1, **told)
+        assert level == 3
         assert list(map(what_is_told, tracks)) == list(map(what_is_told, record(scenario, num_records, **told)))
         if scenario != "hang":
             for track in filter(lambda track: track.started, tracks):
@@ -331,15 +333,24 @@ def test_the_body_of_whole_launches_leaves_the_same(scenario, told):
     ids=lambda selection: next(iter(selection)),
 )
 def test_any_other_launch_runs_the_body_of_all_launches(selection):
-    is_whole, tracks = run("all", 64, whole=1, **selection)
-    assert not is_whole
+    level, tracks = run("all", 64, whole=1, **selection)
+    assert level == 0
     assert list(map(what_is_told, tracks)) == list(map(what_is_told, record("all", 64, **selection)))
+
+
+@pytest.mark.parametrize("scenario", ["all", "ring", "needed", "hang"])
+def test_whole_launches_of_level_1_leave_what_selecting_its_events_leaves(scenario):
+    coarse = {"event_mask": (1 << 64) - 1 & ~(1 << STEP | 1 << WAIT_BLOCK)}
+    level, tracks = run(scenario, 64, whole=1, choice=ALL_OF_LEVEL_1, **coarse)
+    assert level == 1
+    assert list(map(what_is_told, tracks)) == list(map(what_is_told, record(scenario, 64, **coarse)))
+    assert run(scenario, 64, whole=1, choice=LEVEL_1, **coarse)[0] == 0, "some of its events may not be selected"
 
 
 @pytest.mark.soak
 def test_whole_launches_count_as_far_as_an_address_goes():
-    is_whole, tracks = run("marks", 64, whole=1, records_at=BORDER, count=(1 << 28) + 1000)
-    assert is_whole
+    level, tracks = run("marks", 64, whole=1, records_at=BORDER, count=(1 << 28) + 1000)
+    assert level == 3
     assert (tracks[0].written, tracks[0].attempted) == (64, (1 << 28) - 2)
     assert [payload for *_, payload in tracks[0].records] == list(range(64))
 

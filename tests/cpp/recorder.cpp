@@ -6,8 +6,9 @@
 // 4 blocks of 2 warps; the role of a warp is its number, more by first_role=N. The other NAMEs are those of the launch
 // descriptor: event_mask, block_first, block_stop, block_step, role_mask, generation, num_blocks and warps_per_block
 // (what the host was told); cycles=1 takes the body that counts cycles of the core, in_graph=1 the way of a graph to
-// its descriptor, records_at=ADDRESS puts the records there; whole=1 offers the body for whole launches, too, and says
-// "whole" on stderr where it was taken; count=N is for `marks`.
+// its descriptor, records_at=ADDRESS puts the records there; whole=1 offers the bodies for whole launches, too, and
+// says "whole" and its level on stderr where one was taken; choice=N is what TraceChoice wants added to a descriptor;
+// count=N is for `marks`.
 //   all    every macro and payload width once       many   20 spans within each other, then 20 side by side
 //   cross  spans while the low half of the clock wraps     hang   ends in the middle of a wait
 //   left   work and a wait that never end           marks  N marks in the first track
@@ -30,8 +31,8 @@
     EVENT(wait_full, wait, completion, "data data a", "a:23", "c:32")         \
     EVENT(signal_some, signal, completion, "data data a", "a:23 b:31", "c:1") \
     EVENT(note, work, completion, "", "n:30", "")                             \
-    EVENT(step, work, completion, "", "n:55", "")                             \
-    EVENT(wait_block, wait, completion, "", "", "")
+    EVENT(step, work, completion, "", "n:55", "", 2)                          \
+    EVENT(wait_block, wait, completion, "", "", "", 2)
 TK_DEFINE_EVENTS(TestEvent, TK_TEST_EVENTS)
 
 using namespace tracekern;
@@ -181,6 +182,7 @@ void hang(Rec& recorder, const Buffers& buffers) {
 struct Body {
     bool cycles = false;
     bool whole = false;
+    uint64_t choice = 0;
     uint64_t count = 0;
     uint32_t first_role = 0;
 };
@@ -192,7 +194,9 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
     clock.offset_ns =
         static_cast<double>(static_cast<int64_t>(kBoundary) + from_boundary_ns - SimulatedClock::host_now_ns());
     const auto record = [&]<class Rec>(typename Rec::Args args) {
-        if constexpr (Rec::kTraced) std::fputs(Rec::kIsWhole ? "whole" : "", stderr);
+        if constexpr (Rec::kTraced) {
+            if (Rec::kIsWhole) std::fprintf(stderr, "whole %u", Rec::kLevel);
+        }
         launch_cpu({kNumBlocks, kNumWarps, 0, CpuExecutor::fibers, &clock}, [&](Warp& warp) {
             Rec recorder(args, warp, body.first_role + warp.warp, 77);
             if (scenario == "all") record_all(recorder);
@@ -211,7 +215,8 @@ void run(const std::string& scenario, const LaunchDescriptor& launch, const Body
     if (body.cycles) {
         record.operator()<Cycles>(Cycles::Args{launch});
     } else if (body.whole) {
-        with_recorder<Recorder<true>, WholeRecorder>({&launch, RecordFormat::span}, record);
+        with_recorder<Recorder<true>, WholeRecorder, WholeRecorderOfPeers>(
+            reinterpret_cast<uint64_t>(&launch) | body.choice, record);
     } else {
         with_recorder({&launch, RecordFormat::span}, record);
     }
@@ -243,6 +248,7 @@ int main(int argc, char** argv) {
         if (name == "count") body.count = value;
         if (name == "cycles") body.cycles = value;
         if (name == "whole") body.whole = value;
+        if (name == "choice") body.choice = value;
         if (name == "first_role") body.first_role = static_cast<uint32_t>(value);
         if (name == "generation") launch.generation = static_cast<uint16_t>(value);
         if (name == "in_graph") in_graph = value;

@@ -29,15 +29,16 @@ from tracekern.viewers.report.headlines import headlines
 SHAPE = MoeShape(num_ranks=4, max_tokens=1, num_experts=256, topk=8, hidden=128, dtype="bf16")
 GPU = {"num_blocks": 128, "warps_per_block": 32}
 """The grid of an H100 or H200: two groups of 16 sub-warps a block."""
+DETAILS = "all", "work", "peers"
 MOST_SPANS = 1_350
 """Of a rank and call of SHAPE."""
 
 
 def one_call(group: Group, directory: str, keep: str = "first", clock: str = "realtime") -> None:
-    """One call in each detail: all warps' waits, and what is recorded by default."""
+    """One call in each detail: all warps' waits, what is recorded by default, and no waits for warps of the block."""
     pipeline = LowLatencyPipeline(group, SHAPE, **GPU)
     batch = draw_batch(SHAPE, seed=7, rank=group.rank, iteration=0, routing="zipf", uneven=False)
-    for detail in ("all", "work"):
+    for detail in DETAILS:
         how = {"keep": keep, "clock": clock, "detail": detail, "device": pipeline.comm.device}
         with tracekern.capture(Path(directory) / detail, records_per_track=32, **how) as capture:
             pipeline(batch.x, batch.topk_idx, batch.topk_weights, draw_experts(SHAPE), capture=capture)
@@ -48,7 +49,7 @@ def one_call(group: Group, directory: str, keep: str = "first", clock: str = "re
 def recorded(pools, tmp_path_factory) -> dict[str, Timeline]:
     directory = tmp_path_factory.mktemp("left_out")
     pools(4).call(one_call, str(directory))
-    return {detail: tracekern.load(directory / detail) for detail in ("all", "work")}
+    return {detail: tracekern.load(directory / detail) for detail in DETAILS}
 
 
 def number_of(timeline: Timeline) -> Counter[tuple[int, str, str]]:
@@ -137,6 +138,11 @@ def test_each_message_is_on_record_with_all_that_a_log_of_receives_says(recorded
     assert seen == sent
 
 
+def test_without_waits_for_warps_of_the_block_all_others_are_on_record(recorded):
+    work, peers = number_of(recorded["work"]), number_of(recorded["peers"])
+    assert peers == Counter({key: count for key, count in work.items() if key[2] not in LEFT_OUT})
+
+
 @pytest.mark.parametrize("detail", ["all", "work"])
 @pytest.mark.parametrize(("event", "at_least"), [("wait_group", 1_000), ("wait_sub_warps", 50)])
 def test_who_came_last_where_warps_meet_is_known_of_all_that_are_on_record(recorded, detail, event, at_least):
@@ -147,7 +153,7 @@ def test_who_came_last_where_warps_meet_is_known_of_all_that_are_on_record(recor
 
 
 def test_the_wait_of_a_warp_group_is_charged_to_the_warp_that_came_last(recorded):
-    for timeline in recorded.values():
+    for timeline in (recorded["all"], recorded["work"]):
         waits, start = analyze(timeline).waits, timeline.spans.start
         of_wait = dict(zip(waits.row.tolist(), waits.last_arrival.tolist(), strict=True))
         groups: dict[tuple[int, int, int], list[int]] = {}
@@ -163,16 +169,21 @@ def test_the_wait_of_a_warp_group_is_charged_to_the_warp_that_came_last(recorded
 def test_the_report_says_what_was_left_out(recorded):
     told = {detail: {line.word: line.text for line in headlines(analyze(one))} for detail, one in recorded.items()}
     assert told["work"]["waiting"].endswith(f"; left out: {', '.join(LEFT_OUT)} of warps with nothing to do")
+    assert told["peers"]["waiting"].endswith(f"; left out: {', '.join(LEFT_OUT)} of all warps")
     assert "left out" not in told["all"]["waiting"]
 
 
 def test_the_gate_does_not_compare_it_with_all_detail(recorded):
-    every, work, again = (
+    every, work, again, peers = (
         make_run(detail, phase_statistics(recorded[detail]), recorded[detail], recorded[detail].ranks[0].metadata)
-        for detail in ("all", "work", "work")
+        for detail in ("all", "work", "work", "peers")
     )
-    assert difference(every, work) == f"left_out is {', '.join(LEFT_OUT)} in work, missing in all"
+    assert (
+        difference(every, work)
+        == f"left_out is {', '.join(LEFT_OUT)} of warps with nothing to do in work, missing in all"
+    )
     assert difference(work, again) == ""
+    assert difference(work, peers).startswith("left_out is ")
 
 
 @pytest.mark.parametrize(("capture", "sub_warps"), [("h100_low_latency", 16), ("h100x2_low_latency", 8)])
@@ -208,5 +219,5 @@ def test_other_formats_leave_it_out_too(pools, tmp_path, keep, clock):
 
 
 def test_a_detail_that_is_none_is_refused(tmp_path):
-    with pytest.raises(BadInput, match="detail='most': wanted 'work', or 'all'"):
+    with pytest.raises(BadInput, match="detail='most': wanted 'work', 'all' to see"):
         tracekern.capture(tmp_path / "capture", detail="most")

@@ -123,6 +123,18 @@ def test_selecting_events_asks_for_their_level(tmp_path: Path, selected: list[st
         assert launch.descriptor >> 2 & 3 == level
 
 
+@pytest.mark.parametrize(("detail", "wanted"), [("work", 0), ("peers", 1 << 61 | 1 << 2)])
+def test_detail_peers_asks_for_all_events_of_level_1(tmp_path: Path, detail, wanted: int):
+    with tracekern.capture(tmp_path, detail=detail) as capture:
+        launch = capture.launch("copy", grid=1, warps=1, events=TABLE)
+        assert launch.descriptor & (1 << 61 | 3 << 2) == wanted
+
+
+def test_detail_peers_and_names_of_events_are_not_both_taken(tmp_path: Path):
+    with pytest.raises(BadInput, match="one of them says what is recorded"):
+        tracekern.capture(tmp_path, detail="peers", events=["copy_1"])
+
+
 def test_a_level_that_there_is_not_is_refused(tmp_path: Path):
     table = json.dumps(TABLE).replace('"level": "2"', '"level": "4"')
     with tracekern.capture(tmp_path) as capture, pytest.raises(BadInput, match="level '4', wanted one of 1, 2, 3"):

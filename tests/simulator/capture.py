@@ -37,7 +37,12 @@ _ROWS = (
     ("signal_count", "signal", "completion", "count data slot", "peer:10 slot:22", ""),
     ("wait_count", "wait", "completion", "count data slot", "peer:10 slot:22", ""),
 )
-_EVENTS = {"name": "SimulatedEvent", "events": [dict(zip(_KEYS, row, strict=True)) for row in _ROWS]}
+_FINER = ("wait_block",)
+"""Events of level 2."""
+_EVENTS = {
+    "name": "SimulatedEvent",
+    "events": [dict(zip(_KEYS, row, strict=True)) | {"level": "2" if row[0] in _FINER else "1"} for row in _ROWS],
+}
 _NUMBER = {row[0]: idx for idx, row in enumerate(_ROWS)}
 _FIELDS = {row[0]: [entry.split(":") for entry in row[4].split()] for row in _ROWS}
 _ROUND_TRIPS = 24
@@ -59,7 +64,8 @@ def write_capture(
     samples = _sample_clocks(case, rng, clocks, (0.0, last + 0.1 * SECOND))
     records: dict[int, list[Record]] = defaultdict(list)
     for record in sorted(run.records, key=lambda record: (record.kernel, record.warp)):
-        records[record.warp.rank].append(record)
+        if case.detail == "work" or record.event not in _FINER:
+            records[record.warp.rank].append(record)
     for rank, clock in clocks.items():
         mine = samples[samples["initiator"] == rank]
         about = _metadata(case, rank, seed)
@@ -108,6 +114,7 @@ def _metadata(case: Case, rank: int, seed: int) -> dict[str, Any]:
         "note": "simulated",
         "clock": {"name": "globaltimer", "ticks_per_second": SECOND, "resolution_ticks": 32, "shift": 0}
         | {"id": f"clock {rank}"},
+        "detail": case.detail,
         "directory": "",
         "settings": {},
     }

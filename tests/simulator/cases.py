@@ -230,6 +230,8 @@ class Case:
     hosts_run_ahead: bool = False
     """Hosts with a `launch_ns` wait for no iteration: they launch one kernel after the other, at times of their own."""
     backend: str = "cuda"
+    detail: str = "work"
+    """"peers": waits for warps of the same rank are not on record."""
     num_warps: int = 0
     """Warps of a kernel; 0: as many as the shape needs."""
     pause_ns: int = 0

@@ -150,13 +150,13 @@ def parse_host(text: str) -> tuple[int, str]:
 
 
 def parse_detail(text: str) -> int | str:
-    """Parses "all" or a number of tiles."""
-    if text == "all":
+    """Parses "all", "peers" or a number of tiles."""
+    if text in ("all", "peers"):
         return text
     try:
         return int(text)
     except ValueError:
-        raise BadInput(f"--detail: got {text!r}, wanted all or a number from 0 on") from None
+        raise BadInput(f"--detail: got {text!r}, wanted all, peers or a number from 0 on") from None
 
 
 def parse_blocks(text: str) -> tuple[int, dict[str, int]]:

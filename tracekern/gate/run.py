@@ -130,7 +130,7 @@ def make_run(source: str, statistics: RunStatistics, timeline: Any, about: Mappi
                 name: " ".join(f"{blocks}x{warps}" for blocks, warps in sorted(found)) for name, found in grids.items()
             },
             "settings": dict(settings) if isinstance(settings, Mapping) else {},
-            **({"left_out": ", ".join(names)} if (names := left_out(timeline)) else {}),
+            **({"left_out": said} if (said := left_out(timeline)) else {}),
         },
         metrics=statistics.metrics(),
         spans={phase.name: phase.num_spans for phase in statistics.phases},

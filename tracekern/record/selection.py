@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tracekern.dump import format as fmt
 from tracekern.dump.event_table import EVENT_KEYS, Members, parse_event, parse_groups, parse_members
@@ -17,6 +17,13 @@ DEFAULT_RECORDS_PER_TRACK = 1024
 """Records per track with "auto" for a name that was never counted."""
 DEFAULT_RING_SLOTS = 256
 """The same for a flight recorder. It is smaller: the more launches fit, the further a recorder looks back."""
+
+
+Detail = Literal["peers", "work", "all"]
+"""What a launch records where all events are asked for: those of level 1, which tell who waited for which rank; also
+waits for warps of the own block; of these also those of warps with nothing to do."""
+_ALL_OF_LEVEL = 1 << 61
+"""Part of TraceChoice: all events of its level are selected."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +37,20 @@ class Selection:
     every: int = 1
     keep: Literal["first", "last"] = "first"
     clock: Literal["realtime", "cycles"] = "realtime"
-    detail: Literal["work", "all"] = "work"
+    detail: Detail = "work"
 
     def __post_init__(self) -> None:
         if self.keep not in ("first", "last"):
             raise BadInput(f"keep={self.keep!r}: wanted 'first', or 'last' for a flight recorder")
         if self.clock not in ("realtime", "cycles"):
             raise BadInput(f"clock={self.clock!r}: wanted 'realtime', or 'cycles' for spans below a tick of it")
-        if self.detail not in ("work", "all"):
-            raise BadInput(f"detail={self.detail!r}: wanted 'work', or 'all' to see how warps with nothing to do wait")
+        if self.detail not in get_args(Detail):
+            raise BadInput(
+                f"detail={self.detail!r}: wanted 'work', 'all' to see how warps with nothing to do wait, or 'peers' to "
+                "leave out waits for warps of the own block"
+            )
+        if self.detail == "peers" and self.events is not None:
+            raise BadInput("detail='peers' with events=...: one of them says what is recorded; leave out the other")
         if self.clock == "cycles" and self.keep == "last":
             raise BadInput("clock='cycles' with keep='last': a flight recorder has the realtime clock alone")
         records = self.records_per_track
@@ -83,14 +95,16 @@ class Selection:
     def event_mask(self, table: KernelTable) -> int:
         if not table.event_names:
             return 0
-        return _mask(self.events, table.event_names, fmt.MAX_EVENTS)
+        finer = table.finer_events if self.detail == "peers" else ()
+        return _mask(self.events, table.event_names, fmt.MAX_EVENTS) & ~_mask(finer, table.event_names, fmt.MAX_EVENTS)
 
     def choice(self, table: KernelTable) -> int:
         """Returns LaunchPlan.choice: the format of the records, and the level of the selected events if not all."""
         selected = self.event_mask(table)
         level = max((level for idx, level in enumerate(table.levels) if selected >> idx & 1), default=1)
         level = level if level < max(table.levels, default=1) else 0
-        return level << 2 | fmt.RECORD_FORMATS.index(self.record_format)
+        has_all = _ALL_OF_LEVEL if level and self.detail == "peers" else 0
+        return has_all | level << 2 | fmt.RECORD_FORMATS.index(self.record_format)
 
     def role_mask(self, table: KernelTable) -> int:
         return _mask(self.roles, table.roles, fmt.MAX_ROLES)
@@ -137,6 +151,11 @@ class KernelTable:
         levels = tuple(row.level for row in rows)
         text, members = json.dumps(table, separators=(",", ":")), parse_members(where, table)
         return cls(names, levels, tuple(roles), text.encode(), members)
+
+    @property
+    def finer_events(self) -> tuple[str, ...]:
+        """Those of levels above 1."""
+        return tuple(name for name, level in zip(self.event_names, self.levels, strict=True) if level > 1)
 
     @property
     def roles_json(self) -> bytes:

@@ -30,7 +30,7 @@ from tracekern.record.gather import collect_records, how_to_save, leave_dump, sa
 from tracekern.record.guard import Guard, OnError, nothing
 from tracekern.record.host_span import HostSpan
 from tracekern.record.launches import Kernel, Launches, LaunchHandle, check_epoch, check_key
-from tracekern.record.selection import Selection
+from tracekern.record.selection import Detail, Selection
 from tracekern.record.setup import (
     Setup,
     about_run,
@@ -87,7 +87,7 @@ def capture(
     records_per_track: int | Literal["auto"] = "auto",
     keep: Literal["first", "last"] = "first",
     clock: Literal["realtime", "cycles"] = "realtime",
-    detail: Literal["work", "all"] = "work",
+    detail: Detail = "work",
     blocks: slice | None = None,
     roles: Sequence[str] | None = None,
     events: Sequence[str] | None = None,
@@ -113,7 +113,8 @@ def capture(
             what `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
         keep: Which records of a full track stay; "last" is a flight recorder, which also gives up its oldest launches.
         clock: "cycles" takes times from the core's counter, which tells spans of a few ns apart: see docs/clocks.md.
-        detail: "all" also records how warps with nothing to do wait for the others, which low_latency leaves out.
+        detail: "peers" records less, and costs less: events of level 1 alone, in bundled kernels all but waits for
+            warps of the own block. "all" records more: how warps with nothing to do wait, which low_latency leaves out.
         blocks: Record only these blocks.
         roles: Record only warps of these roles. An empty list selects none.
         events: Record only these events. An empty list selects none.
@@ -175,7 +176,7 @@ class Capture:
         """Closes this capture where the program opens another one, in that directory; else the other is refused."""
 
     @property
-    def detail(self) -> Literal["work", "all"]:
+    def detail(self) -> Detail:
         """What `tracekern.capture()` was given as `detail`."""
         return self._selection.detail
 

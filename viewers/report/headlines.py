@@ -147,13 +147,12 @@ def _waiting(findings: Findings) -> str:
         return f"no waits on record; the warps' {duration(total)} went into other spans"
     worst = findings.phases[0]
     all_waits = sum(phase.sum_ns for phase in findings.phases)
-    names = ", ".join(left_out(findings.timeline))
-    idle = f"; left out: {names} of warps with nothing to do" if names else ""
+    without = left_out(findings.timeline)
     return (
         f"{percent(wait, total)} of the warps' time, {duration(wait)} of {duration(total)}; "
         f"most in {worst.phase}: {duration(worst.sum_ns)}, {percent(worst.sum_ns, all_waits)} of all waits"
         + _endless(findings)
-        + idle
+        + (f"; left out: {without}" if without else "")
         + "".join(f"; {describe_ring(ring)}" for ring in named_rings(findings))
     )
 

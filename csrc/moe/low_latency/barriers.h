@@ -21,7 +21,7 @@ TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context, [[maybe_unused]] 
 // sub-warps have a row; for the second one all waited.
 template <class Rec>
 TK_DEVICE uint32_t wait_claimed(LowLatencyContext<Rec>& context, ExpertPair from) {
-    TK_TIME(context.recorder, arrived);
+    TK_TIME(context.recorder, LowLatencyEvent::wait_group, arrived);
     context.warp_group().block_sync();
     const uint32_t count = context.group().count, sub_warp = context.sub_warp_id();
     if (context.is_recorded(sub_warp < count || sub_warp == 1)) {

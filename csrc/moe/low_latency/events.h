@@ -18,8 +18,8 @@
     EVENT(signal_message,   signal, completion, "message data local_expert slot",    "peer:10 local_expert:13 slot:16",     "")                        \
     EVENT(signal_count,     signal, completion, "count data local_expert",           "peer:10 local_expert:13",             "tokens:16")               \
     EVENT(wait_count,       wait,   completion, "count data local_expert",           "peer:10 local_expert:13",             "tokens:16")               \
-    EVENT(wait_group,       wait,   completion, "rows group src_rank local_expert",  "src_rank:10 local_expert:13",         "begin:22")                \
-    EVENT(wait_sub_warps,   wait,   completion, "sub_warps group barrier",           "barrier:4",                           "")                        \
+    EVENT(wait_group,       wait,   completion, "rows group src_rank local_expert",  "src_rank:10 local_expert:13",         "begin:22", 2)             \
+    EVENT(wait_sub_warps,   wait,   completion, "sub_warps group barrier",           "barrier:4",                           "", 2)                     \
     EVENT(wait_message,     wait,   completion, "message data local_expert slot",    "peer:10 local_expert:13 slot:16",     "")                        \
     EVENT(copy_token,       work,   issue,      "",                                  "src_rank:10 local_expert:13 slot:16", "token:16")                \
     EVENT(scale_token,      work,   issue,      "",                                  "local_expert:13 row:22",              "")                        \

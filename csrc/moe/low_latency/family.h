@@ -39,6 +39,7 @@ struct LowLatency {
     using Stage = LowLatencyStage;
     using Variant = LowLatencyVariant;
     using Event = LowLatencyEvent;
+    using Bodies = detail::EveryBodyAndPeers;
 
     static constexpr const char* kName = "low_latency";
     static constexpr const char* kVariantNames[] = {"low_latency"};

@@ -37,8 +37,8 @@
     EVENT(signal_results, signal, completion, "results data",      "peer:10",                    "")                \
     EVENT(wait_results,   wait,   completion, "results data",      "peer:10",                    "")                \
     EVENT(reduce_token,   work,   issue,      "",                  "token:32",                   "")                \
-    EVENT(wait_block,     wait,   completion, "",                  "",                           "")                \
-    EVENT(wait_grid,      wait,   completion, "",                  "",                           "")
+    EVENT(wait_block,     wait,   completion, "",                  "",                           "", 2)             \
+    EVENT(wait_grid,      wait,   completion, "",                  "",                           "", 2)
 // clang-format on
 TK_DEFINE_EVENTS(P2PEvent, TK_P2P_EVENTS)
 

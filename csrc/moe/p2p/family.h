@@ -19,6 +19,7 @@ struct P2P {
     using Stage = P2PStage;
     using Variant = P2PVariant;
     using Event = P2PEvent;
+    using Bodies = detail::EveryBodyAndPeers;
 
     static constexpr const char* kName = "p2p";
     static constexpr auto& kVariantNames = kP2PVariantNames;

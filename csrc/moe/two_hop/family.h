@@ -81,6 +81,7 @@ struct TwoHopOn {
     using Stage = TwoHopStage;
     using Variant = TwoHopVariant;
     using Event = TwoHopEvent;
+    using Bodies = detail::EveryBody;
 
     static constexpr const char* kName = "two_hop";
     static constexpr auto& kVariantNames = kTwoHopVariantNames;

@@ -15,6 +15,7 @@ import numpy as np
 from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import ends_of_iterations
 from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.left_out import block_waits
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.chance import MIN_ITERATIONS, Finding, search
@@ -166,6 +167,10 @@ def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str
         return "one rank is on record: there is no peer to compare it with"
     if any(launch.records_lost or launch.records_overwritten for launch in timeline.launches):
         return "records are missing, so that not all waits lead to what they were for"
+    if without := block_waits(timeline):
+        return (
+            f"{', '.join(without)} are not on record (detail peers), and who held up whom within a block is not known"
+        )
     unmatched_ns, waited_ns = int(waits.unmatched.sum()), int(waits.wait_ns.sum())
     if unmatched_ns > _MOST_UNMATCHED * waited_ns:
         return f"the signals that ended {percent(unmatched_ns, waited_ns)} of the waits are not on record"

@@ -15,6 +15,7 @@ from tracekern.moe.families import EXPERT_KINDS, FAMILY_OF, VARIANTS, all_option
 from tracekern.moe.family import blocks_by_stage
 from tracekern.moe.routing import ROUTINGS
 from tracekern.moe.shape import MAX_EXPERTS, MAX_TOKENS, MoeShape, check_range
+from tracekern.record.selection import Detail
 
 
 class UnsuitableShape(BadInput):
@@ -51,9 +52,10 @@ class MoeRun:
     detail: int | str = flag(
         0,
         "Record each step of every Nth tile of int4 experts; 0: of none. "
-        "all: of every one, and how warps with nothing to do wait for the others.",
+        "all: of every one, and how warps with nothing to do wait for the others. "
+        "peers: record no waits for warps of the own block, which costs small calls less.",
         kind=str,
-        metavar="N|all",
+        metavar="N|all|peers",
     )
     every: int = flag(1, "Record every Nth launch of a kernel.")
     blocks: int = flag(
@@ -132,7 +134,7 @@ class MoeRun:
             raise UnsuitableShape(why)
         self._check_slow_link()
         self._check_stage_blocks()
-        if self.detail not in (0, "all") and not self.has_int4_experts:
+        if self.detail not in (0, "all", "peers") and not self.has_int4_experts:
             raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
         if self.clock == "cycles" and self.keep == "last":
             raise BadInput("clock is cycles; a flight recorder, keep last, has the realtime clock alone")
@@ -209,7 +211,12 @@ class MoeRun:
 
     @property
     def tile_detail(self) -> int:
-        return 1 if self.detail == "all" else int(self.detail)
+        """Of how many tiles of int4 experts each the steps of one are recorded; 0: of none."""
+        return self.detail if isinstance(self.detail, int) else int(self.detail == "all")
+
+    @property
+    def capture_detail(self) -> Detail:
+        return "all" if self.detail == "all" else "peers" if self.detail == "peers" else "work"
 
     def draw_experts(self) -> Experts:
         """Returns the experts of all ranks."""

@@ -228,7 +228,7 @@ def _capture(options: MoeRun, directory: str, comm: Communicator) -> Any:
         records_per_track=options.records_per_track,
         keep=options.keep,
         clock=options.clock,
-        detail="all" if options.detail == "all" else "work",
+        detail=options.capture_detail,
         every=options.every,
         settings=options.workload,
         command=options.command,
