@@ -4,6 +4,7 @@
 //
 //   Args, Config, Stage, Variant, Event   what its kernels get, a MoeCall with more; what a pipeline is made of, a
 //                                         PipelineConfig with more; its enums
+//   Bodies                                the recorders that its kernels are compiled with, see trace/trace_choice.h
 //   kName, kVariantNames, kStageNames, kRoleNames, kChannelNames
 //   visit_options(config, visit)          calls visit(name, value) for each option of its Config
 //   heap_bytes(config)                    of the symmetric heap, on each rank

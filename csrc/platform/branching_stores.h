@@ -17,9 +17,6 @@ TK_DEVICE bool take_place(uint32_t wanted, Record*& next, uint32_t limit) {
     next = reinterpret_cast<Record*>(at - static_cast<uint32_t>(at) + low);
     return is_wanted && low <= limit;
 }
-TK_DEVICE uint32_t next_place(uint32_t stop) {
-    return stop + 16 < kLastPlace ? stop + 16 : kLastPlace;
-}
 template <int kOffset = 0, class Record>
 TK_DEVICE void put_if(bool enabled, void* place, const Record& record) {
     if (enabled) *reinterpret_cast<Record*>(static_cast<char*>(place) + kOffset) = record;

@@ -54,7 +54,7 @@
 #include <cstdint>
 
 namespace tracekern {
-// Where take_place() and next_place() stop counting up the low word of an address.
+// Where take_place() stops counting up the low word of an address.
 constexpr uint32_t kLastPlace = 0xffffffe0u;
 }  // namespace tracekern
 

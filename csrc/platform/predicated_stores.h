@@ -36,14 +36,6 @@ TK_DEVICE bool take_place(uint32_t wanted, Record*& next, uint32_t limit) {
     return fits;
 }
 
-// The place behind the one that ends at `stop`, of 16 bytes each, as the low word of an address; kLastPlace stays. Not
-// as the greater of the two, which ptxas 13.0 takes for the sum, whether it wraps around or not.
-TK_DEVICE uint32_t next_place(uint32_t stop) {
-    uint32_t next;
-    asm("{\n\tadd.u32 %0, %1, 16;\n\tmin.u32 %0, %0, %2;\n\t}" : "=r"(next) : "r"(stop), "n"(kLastPlace));
-    return next;
-}
-
 // Where `enabled`: stores 16 or 8 bytes at `place` + kOffset bytes, in global memory.
 template <int kOffset = 0, class Record>
 TK_DEVICE void put_if(bool enabled, void* place, const Record& record) {

@@ -9,14 +9,9 @@
 
 namespace tracekern {
 
-struct PlaceInTrack {
-    SpanRecord* stop = nullptr;  // its end: where the track went on, so that it takes no copy
-    bool is_free = false;
-};
-
 template <uint32_t kMostLevel>
 class Recorder<true, RecordFormat::span, kMostLevel>
-    : public SpanWriter<Recorder<true, RecordFormat::span, kMostLevel>, PlaceInTrack> {
+    : public SpanWriter<Recorder<true, RecordFormat::span, kMostLevel>> {
 public:
     static constexpr bool kTraced = true;
     static constexpr RecordFormat kFormat = RecordFormat::span;
@@ -51,7 +46,7 @@ public:
     }
 
 private:
-    friend SpanWriter<Recorder, PlaceInTrack>;
+    friend SpanWriter<Recorder>;
 
     template <auto kEvent>
     TK_DEVICE PlaceInTrack take_place() {
@@ -59,10 +54,6 @@ private:
         const auto wanted = static_cast<uint32_t>(event_mask_ >> kNumber / 32 * 32);
         const bool is_free = tracekern::take_place<kNumber % 32>(wanted, next_, limit_);
         return {next_, is_free};
-    }
-    template <class Record>
-    TK_DEVICE void put_at(const PlaceInTrack& place, const Record& record) const {
-        put_if<-static_cast<int>(sizeof(SpanRecord))>(place.is_free, place.stop, record);
     }
 
     // Low words of times cannot tell what an earlier launch left in a region: there, this body only counts.

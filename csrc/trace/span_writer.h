@@ -9,21 +9,24 @@
 
 namespace tracekern {
 
+struct PlaceInTrack {
+    SpanRecord* stop = nullptr;  // its end: where the track went on, so that it takes no copy
+    bool is_free = false;
+};
+
 // A span that has begun: where its record goes, and what is known of it.
-template <class Place>
 struct OpenSpan {
-    Place place{};
+    PlaceInTrack place{};
     uint32_t begin = 0;
     uint32_t word = 0;
     uint32_t payload_high = 0;
 };
 
-// Own: take_place<kEvent>() takes the track's next place, if there is one for the event; put_at(place, record) stores a
-// record, or its first half, at that place, if it is one. Place(): none.
-template <class Own, class Place>
+// Own: take_place<kEvent>() takes the track's next place, if there is one for the event.
+template <class Own>
 class SpanWriter {
 public:
-    using Open = OpenSpan<Place>;
+    using Open = OpenSpan;
 
     template <auto kEvent, class... Values>
     TK_DEVICE Open begin(Values... values) {
@@ -96,21 +99,22 @@ private:
         return open;
     }
 
+    // A record, or its first half.
     template <class Record>
-    TK_DEVICE void put(const Open& open, const Record& record) const {
-        static_cast<const Own&>(*this).put_at(open.place, record);
+    TK_DEVICE static void put(const Open& open, const Record& record) {
+        put_if<-static_cast<int>(sizeof(SpanRecord))>(open.place.is_free, open.place.stop, record);
     }
-    TK_DEVICE void store(const Open& open, uint32_t end) const {
+    TK_DEVICE static void store(const Open& open, uint32_t end) {
         put(open, SpanRecord{end, open.payload_high, open.begin, open.word});
     }
     template <auto kEvent>
-    TK_DEVICE Open open_at(Open open, uint64_t ticks) const {
+    TK_DEVICE static Open open_at(Open open, uint64_t ticks) {
         open.begin = low_units(ticks);
         if constexpr (is_stored_first<kEvent>) store(open, open.begin - 1);
         return open;
     }
     template <auto kEvent>
-    TK_DEVICE uint64_t finish(Open open, uint64_t ticks, uint64_t payload) const {
+    TK_DEVICE static uint64_t finish(Open open, uint64_t ticks, uint64_t payload) {
         constexpr uint32_t kEndBits = total_field_bits(event_info<kEvent>.end_fields);
         if constexpr (kEndBits != 0) {
             payload <<= kPayloadBits - kEndBits;

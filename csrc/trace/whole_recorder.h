@@ -3,8 +3,8 @@
 // (trace/trace_choice.h).
 //
 // Small calls feel each instruction that all warps of a block run: at the start and the end of a track, and in spans at
-// its barriers. This recorder has the fewest. It keeps three words, and what a launch selects is not asked. Warps and
-// blocks that the host did not know about are told, and record nothing.
+// its barriers. This recorder has the fewest. It asks nothing of what a launch selects, and keeps three words. Warps
+// and blocks that the host did not know about are told, and record nothing.
 #pragma once
 
 #include "trace/span_writer.h"
@@ -38,13 +38,9 @@ struct alignas(16) WholeLaunch {
     }
 };
 
-struct LowPlace {
-    uint32_t stop = ~0u;  // the low word of where it ends; beyond all: it has none
-};
-
 template <uint32_t kMostLevel>
 class Recorder<true, RecordFormat::span, kMostLevel, Extent::whole>
-    : public SpanWriter<Recorder<true, RecordFormat::span, kMostLevel, Extent::whole>, LowPlace> {
+    : public SpanWriter<Recorder<true, RecordFormat::span, kMostLevel, Extent::whole>> {
 public:
     static constexpr bool kTraced = true;
     static constexpr RecordFormat kFormat = RecordFormat::span;
@@ -66,12 +62,8 @@ public:
         TrackHeader* const header = own_header();
         detail::store_quarter(header, 0, is_writer, read_clock(), sm, kStarted | role << 16);
         count_if(is_writer, &header->starts);
-        // The sum, not the word that all tracks share: that is a constant, and each span would load it again.
-        const uint64_t first_record =
-            reinterpret_cast<uint64_t>(launch_.records) + uint64_t{track()} * launch_.track_bytes;
-        next_ = static_cast<uint32_t>(first_record);
-        high_ = static_cast<uint32_t>(first_record >> 32);
-        limit_ = is_writer ? next_ + launch_.track_bytes : 0;
+        next_ = first();
+        limit_ = is_writer ? low_word(next_) + launch_.track_bytes : 0;
         if (!is_known) tell_surplus(launch_, block_, warp.num_blocks, warp_, warp.num_warps, warp.is_leader());
     }
     Recorder(const Recorder&) = delete;
@@ -79,28 +71,27 @@ public:
 
     TK_DEVICE ~Recorder() {
         if (limit_ == 0) return;
-        const uint32_t attempted = (next_ - first()) / static_cast<uint32_t>(sizeof(SpanRecord));
+        const uint32_t attempted = (low_word(next_) - low_word(first())) / static_cast<uint32_t>(sizeof(SpanRecord));
         const uint32_t room = launch_.track_bytes / static_cast<uint32_t>(sizeof(SpanRecord));
         detail::store_quarter(own_header(), 1, true, read_clock(), attempted < room ? attempted : room, attempted);
     }
 
 private:
-    friend SpanWriter<Recorder, LowPlace>;
+    friend SpanWriter<Recorder>;
 
     template <auto kEvent>
-    TK_DEVICE LowPlace take_place() {
-        next_ = next_place(next_);
-        return {next_};
-    }
-    template <class Record>
-    TK_DEVICE void put_at(LowPlace place, const Record& record) const {
-        auto* const stop = reinterpret_cast<char*>(uint64_t{high_} << 32 | place.stop);
-        put_if<-static_cast<int>(sizeof(SpanRecord))>(place.stop <= limit_, stop, record);
+    TK_DEVICE PlaceInTrack take_place() {
+        const bool is_free = tracekern::take_place<0>(1, next_, limit_);
+        return {next_, is_free};
     }
 
     TK_DEVICE uint32_t track() const { return block_ * launch_.warps_per_block + warp_; }
-    TK_DEVICE uint32_t first() const {
-        return static_cast<uint32_t>(reinterpret_cast<uint64_t>(launch_.records)) + track() * launch_.track_bytes;
+    // The sum of words, not of the low ones alone: a high word that all tracks share would be loaded for each span.
+    TK_DEVICE SpanRecord* first() const {
+        return reinterpret_cast<SpanRecord*>(launch_.records + uint64_t{track()} * launch_.track_bytes);
+    }
+    TK_DEVICE static uint32_t low_word(const SpanRecord* at) {
+        return static_cast<uint32_t>(reinterpret_cast<uint64_t>(at));
     }
     TK_DEVICE TrackHeader* own_header() const { return launch_.headers + track(); }
 
@@ -117,9 +108,8 @@ private:
 
     const WholeLaunch launch_;     // the kernel's argument
     const uint32_t block_, warp_;  // the kernel's own
-    uint32_t next_;                // the low word of where the next record goes
-    uint32_t high_;                // the high word
-    uint32_t limit_;  // of places that end in the track, none ends beyond; 0: not recorded, or not the leader
+    SpanRecord* next_;
+    uint32_t limit_;  // of take_place(); 0: not recorded, or not the leader
 };
 
 }  // namespace tracekern

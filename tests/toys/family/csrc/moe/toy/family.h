@@ -25,6 +25,7 @@ struct Toy {
     using Stage = ToyStage;
     using Variant = ToyVariant;
     using Event = ToyEvent;
+    using Bodies = detail::EveryBody;
 
     static constexpr const char* kName = "toy";
     static constexpr const char* kVariantNames[] = {"toy"};
