@@ -121,7 +121,7 @@ def main() -> int:
     pool = RankPool(num_ranks)
     for variant, sites in SITES.items():
         function = run_barrier if variant == "barrier" else run_pipeline
-        for channel, mutation in [("counts", "none"), *sites]:
+        for channel, mutation in [(sites[0][0], "none"), *sites]:
             try:
                 answers = [answer for answer in pool.call(function, variant, channel, mutation) if answer]
             except RankFailed as error:  # a wrong count can lead a kernel astray

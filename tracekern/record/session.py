@@ -113,8 +113,7 @@ def capture(
             what `counting()` found and a quarter more, 1024 where nothing was counted, and 256 for a flight recorder.
         keep: Which records of a full track stay; "last" is a flight recorder, which also gives up its oldest launches.
         clock: "cycles" takes times from the core's counter, which tells spans of a few ns apart: see docs/clocks.md.
-        detail: "peers" records less, and costs less: events of level 1 alone, in bundled kernels all but waits for
-            warps of the own block. "all" records more: how warps with nothing to do wait, which low_latency leaves out.
+        detail: "peers" leaves out events above level 1, "all" adds how warps with nothing to do wait (Detail).
         blocks: Record only these blocks.
         roles: Record only warps of these roles. An empty list selects none.
         events: Record only these events. An empty list selects none.
