@@ -161,7 +161,9 @@ std::string opening_metadata(const tk_host_options& options, const std::string& 
     const std::string of_group = options.group ? ",\"world_ranks\":" + list_ranks(*options.group) +
                                                      ",\"communicator\":" + quote(text_of(options.group->name))
                                                : "";
-    return json + ",\"fault_names\":{\"channels\":" + list(kCommChannelNames[0] + std::string(" grid")) +
+    std::string channels;
+    for (const char* name : kCommChannelNames) channels += (channels.empty() ? "" : " ") + std::string(name);
+    return json + ",\"fault_names\":{\"channels\":" + list(channels) +
            ",\"kernels\":[{\"first_stage\":0,\"stages\":" + list(text_of(options.stages)) +
            ",\"channels\":" + list(text_of(options.channels)) + "}]" + of_group + "}}";
 }

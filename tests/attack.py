@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchains import IS_SAMPLE, SAMPLE, formats, program
+from toolchains import GXX, IS_SAMPLE, ROOT, SAMPLE, compile_cached, formats, program
 
 VARIANTS = ("flag", "token", "fused", "balanced", "dedup", "reduce", "pipelined", "overlapped")
 NUMBERS = ("fp32", "fp16", "bf16")
@@ -107,6 +107,13 @@ class Attack:
             if exits[-1] in self.noticed:
                 break
         return exits
+
+
+@functools.cache
+def in_process(flags: tuple[str, ...]) -> Path:
+    """A libfabric whose endpoints are all in one process, and whose writes overtake each other."""
+    source = ROOT / "tests" / "cpp" / "in_process_fabric.cpp"
+    return compile_cached((*GXX, *flags, "-shared", "-fPIC"), source, ".so")
 
 
 def sites(channel: str, *mutations: str) -> tuple[str, ...]:

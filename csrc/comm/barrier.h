@@ -45,9 +45,6 @@ TK_DEFINE_EVENTS(BarrierEvent, TK_BARRIER_EVENTS)
 
 namespace tracekern {
 
-// In the fault record of a wait of the communicator's own barrier; smaller numbers are the kernels'.
-constexpr uint32_t kRankBarrierStage = ~0u;
-
 // All ranks arrive before any goes on; one warp a rank, epoch one larger each time. Release and acquire at system
 // scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
 // this one's, but not the one after, for which it needs that peer. What was put to a peer that a transport reaches may
@@ -55,19 +52,18 @@ constexpr uint32_t kRankBarrierStage = ~0u;
 template <class Context>
 TK_DEVICE bool rank_barrier(Context& context) {
     const auto& comm = context.comm;
-    const uint32_t set = context.epoch % 2 * kMaxRanks;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
         TK_SIGNAL(context.recorder, BarrierEvent::signal_barrier, peer);
         with_peer(comm, peer, [&](const auto& to) {
-            const auto flag_in = [&](HeapControl& control) { return &control.barrier_flags[set + comm.rank]; };
-            signal<CommChannel::barrier>(context.warp, control_word(to, flag_in), context.epoch, 0);
+            const auto flag = control_word(to, ControlWord::barrier, context.epoch);
+            signal<CommChannel::barrier>(context.warp, flag, context.epoch, 0);
         });
     }
     bool ok = true;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
-        const uint64_t* flag = &comm.control(comm.rank).barrier_flags[set + peer];
+        const uint64_t* flag = comm.control(comm.rank).word(ControlWord::barrier, peer, context.epoch);
         ok = traced_wait<CommChannel::barrier, BarrierEvent::wait_barrier>(context, flag, peer).ok && ok;
     }
     return ok;

@@ -63,7 +63,7 @@ TK_DEVICE bool spin_until(Warp& warp, const Comm& comm, Done done) {
 template <class Comm, class Word>
 TK_DEVICE void initiate_with(Warp& warp, const ClockPingPongArgs<Comm>& args, const Word& request) {
     const Comm& comm = args.comm;
-    const uint64_t* reply = &comm.control(comm.rank).ping_flags[kMaxRanks + args.peer];
+    const uint64_t* reply = comm.control(comm.rank).word(ControlWord::ping_reply, args.peer);
     warp.leader([&] {
         uint64_t seen = load_acquire_system(reply);
         uint64_t first_ticks = 0;
@@ -71,7 +71,7 @@ TK_DEVICE void initiate_with(Warp& warp, const ClockPingPongArgs<Comm>& args, co
         while (count < args.max_round_trips) {
             const uint64_t before = seen;
             const uint64_t sent_ticks = read_clock();
-            store_word(request, ping_word(args.epoch, count));
+            store_word(warp, request, ping_word(args.epoch, count));
             if (!spin_until(warp, comm, [&] { return (seen = load_acquire_system(reply)) != before; })) break;
             const uint64_t received_ticks = read_clock_after(seen);
             args.round_trips[count++] = {sent_ticks, seen >> 1, received_ticks};
@@ -79,7 +79,7 @@ TK_DEVICE void initiate_with(Warp& warp, const ClockPingPongArgs<Comm>& args, co
             if (first_ticks == 0) first_ticks = received_ticks;
             if (received_ticks - first_ticks > args.duration_ticks) break;
         }
-        store_word(request, ping_word(args.epoch, kPingPongStop));
+        store_word(warp, request, ping_word(args.epoch, kPingPongStop));
         *args.num_round_trips = count;
     });
 }
@@ -87,8 +87,7 @@ TK_DEVICE void initiate_with(Warp& warp, const ClockPingPongArgs<Comm>& args, co
 template <class Comm>
 TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs<Comm>& args) {
     with_peer(args.comm, args.peer, [&](const auto& to) {
-        const auto request_in = [&](HeapControl& control) { return &control.ping_flags[args.comm.rank]; };
-        initiate_with(warp, args, control_word(to, request_in));
+        initiate_with(warp, args, control_word(to, ControlWord::ping_request));
     });
 }
 
@@ -97,7 +96,7 @@ TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs<Comm>& arg
 template <class Comm, class Word>
 TK_DEVICE void answer_with(Warp& warp, const ClockPingPongArgs<Comm>& args, const Word& reply) {
     const Comm& comm = args.comm;
-    const uint64_t* request = &comm.control(comm.rank).ping_flags[args.peer];
+    const uint64_t* request = comm.control(comm.rank).word(ControlWord::ping_request, args.peer);
     warp.leader([&] {
         for (uint32_t count = 0;; ++count) {
             const uint64_t next = ping_word(args.epoch, count);
@@ -108,7 +107,7 @@ TK_DEVICE void answer_with(Warp& warp, const ClockPingPongArgs<Comm>& args, cons
                 return seen == next || seen == stop;
             };
             if (!spin_until(warp, comm, arrived) || seen == stop) break;
-            store_word(reply, read_clock_after(seen) << 1 | (count & 1));
+            store_word(warp, reply, read_clock_after(seen) << 1 | (count & 1));
         }
     });
 }
@@ -116,8 +115,7 @@ TK_DEVICE void answer_with(Warp& warp, const ClockPingPongArgs<Comm>& args, cons
 template <class Comm>
 TK_DEVICE void answer_ping_pong(Warp& warp, const ClockPingPongArgs<Comm>& args) {
     with_peer(args.comm, args.peer, [&](const auto& to) {
-        const auto reply_in = [&](HeapControl& control) { return &control.ping_flags[kMaxRanks + args.comm.rank]; };
-        answer_with(warp, args, control_word(to, reply_in));
+        answer_with(warp, args, control_word(to, ControlWord::ping_reply));
     });
 }
 

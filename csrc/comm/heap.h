@@ -13,6 +13,9 @@ namespace tracekern {
 
 constexpr uint32_t kMaxRanks = 64;  // ranks that share a heap
 
+// In the fault record of what the communicator itself does; smaller numbers are the kernels'.
+constexpr uint32_t kRankBarrierStage = ~0u;
+
 // Lines of the cache, on which rows start and words stand alone.
 constexpr uint64_t kLineBytes = 128;
 
@@ -27,11 +30,29 @@ struct LineWord {
     uint64_t rest[kLineBytes / sizeof(uint64_t) - 1];
 };
 
+// Words of HeapControl that ranks write at each other.
+enum class ControlWord : uint32_t { barrier, ping_request, ping_reply, aborted_by };
+constexpr uint32_t kNumControlWords = 4;
+
 struct alignas(4096) HeapControl {
     uint32_t abort;       // not 0: a wait of some rank ran out of time; every wait gives up
     uint64_t aborted_by;  // refusal << 32 | aborted_by, both as in FaultRecord: one word, so that they belong together
     alignas(64) uint64_t barrier_flags[2 * kMaxRanks];  // [epoch parity][peer], written by that peer
     alignas(64) uint64_t ping_flags[2 * kMaxRanks];     // clock ping-pong, see comm/clock_ping_pong.h
+
+    // The one that `source` writes; of barriers there are two sets in turns.
+    TK_HOST_DEVICE uint64_t* word(ControlWord which, uint32_t source, uint64_t epoch = 0) {
+        switch (which) {
+            case ControlWord::barrier:
+                return &barrier_flags[epoch % 2 * kMaxRanks + source];
+            case ControlWord::ping_request:
+                return &ping_flags[source];
+            case ControlWord::ping_reply:
+                return &ping_flags[kMaxRanks + source];
+            default:
+                return &aborted_by;
+        }
+    }
 };
 
 struct CommArgs {

@@ -5,6 +5,8 @@
 //   TransportPeer           takes puts: bytes for the peer's heap, then a word there. The word is visible only after
 //                           its own put's bytes; nothing is said about other puts
 //
+//   TransportPeer<CommandRing>  the same over a network: see comm/proxy_peer.h
+//
 // with_peer(comm, rank, use) calls use(peer) with the right one. Places at a peer are offsets in its heap.
 #pragma once
 
@@ -21,6 +23,7 @@ public:
     TK_DEVICE T* at(uint64_t offset) const {
         return comm_.at<T>(rank_, offset);
     }
+    TK_DEVICE uint32_t own_rank() const { return comm_.rank; }
 
 private:
     const CommArgs& comm_;
@@ -66,6 +69,7 @@ public:
         return static_cast<uint64_t>(static_cast<const char*>(own) - comm_.heap[comm_.rank]);
     }
     TK_DEVICE HeapControl& own_control() const { return comm_.control(comm_.rank); }
+    TK_DEVICE uint32_t own_rank() const { return comm_.rank; }
 
 private:
     const RoutedArgs<Transport>& comm_;
@@ -79,14 +83,13 @@ struct FarWord {
     uint64_t place;
 };
 
-// The control word of a peer that choose(HeapControl&) returns the address of.
-template <class Choose>
-TK_DEVICE uint64_t* control_word(const MappedPeer& peer, Choose choose) {
-    return choose(*peer.at<HeapControl>(0));
+// The control word of a peer that this rank writes.
+TK_DEVICE uint64_t* control_word(const MappedPeer& peer, ControlWord which, uint64_t epoch = 0) {
+    return peer.at<HeapControl>(0)->word(which, peer.own_rank(), epoch);
 }
-template <class Transport, class Choose>
-TK_DEVICE FarWord<Transport> control_word(const TransportPeer<Transport>& peer, Choose choose) {
-    return {peer, peer.place_of(choose(peer.own_control()))};
+template <class Transport>
+TK_DEVICE FarWord<Transport> control_word(const TransportPeer<Transport>& peer, ControlWord which, uint64_t epoch = 0) {
+    return {peer, peer.place_of(peer.own_control().word(which, peer.own_rank(), epoch))};
 }
 
 template <class Use>

@@ -63,11 +63,11 @@ TK_DEVICE void signal_max(
 }
 
 // Stores a word that is no flag and orders nothing. One lane's.
-TK_DEVICE void store_word(uint64_t* at, uint64_t word) {
+TK_DEVICE void store_word(Warp&, uint64_t* at, uint64_t word) {
     store_relaxed_system(at, word);
 }
 template <class Transport>
-TK_DEVICE void store_word(const FarWord<Transport>& at, uint64_t word) {
+TK_DEVICE void store_word(Warp&, const FarWord<Transport>& at, uint64_t word) {
     at.peer.put({.word_at = at.place, .word = word});
 }
 

@@ -70,6 +70,8 @@ struct Close {
 
 class Domain {
 public:
+    static constexpr uint32_t kNumCompletions = 8192;  // that its queue has room for
+
     // limit: how long the provider may be busy.
     Domain(const FabricLibrary& library, const Net& net, std::chrono::nanoseconds limit)
         : library_(library), net_(net), limit_(limit), info_(nullptr, library.freeinfo) {
@@ -85,7 +87,7 @@ public:
         fi_cq_attr queue{};
         queue.format = FI_CQ_FORMAT_DATA;
         queue.wait_obj = FI_WAIT_FD;
-        queue.size = 8192;
+        queue.size = kNumCompletions;
         open(completions_, "completion queue", [&](auto** to) {
             if (fi_cq_open(domain_.get(), &queue, to, nullptr) == 0) return 0;
             queue.wait_obj = FI_WAIT_NONE;  // shm has none

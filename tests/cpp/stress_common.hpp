@@ -163,7 +163,7 @@ private:
 inline int report_fault(const FaultRecord& fault, const char* stage) {
     std::fprintf(stderr,
                  "fault rank=%u cause=%u stage=%s peer=%u channel=%s slot=%u block=%u warp=%u wanted=%llu seen=%llu "
-                 "waited_ms=%llu\n",
+                 "waited_ms=%llu aborted_by=%u\n",
                  fault.rank,
                  fault.cause,
                  stage,
@@ -174,7 +174,8 @@ inline int report_fault(const FaultRecord& fault, const char* stage) {
                  fault.warp,
                  static_cast<unsigned long long>(fault.wanted_epoch),
                  static_cast<unsigned long long>(fault.seen_epoch),
-                 static_cast<unsigned long long>(fault.waited_ticks / 1'000'000));
+                 static_cast<unsigned long long>(fault.waited_ticks / 1'000'000),
+                 fault.aborted_by);
     return 3;
 }
 

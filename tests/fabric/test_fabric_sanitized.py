@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import rehearsal
-from attack import NOTICED, assert_right, run_program
+from attack import NOTICED, assert_right, in_process, run_program
 from toolchains import CSRC, GXX, ROOT, compile_cached
 
 from tracekern.errors import NotBuilt
@@ -88,12 +88,6 @@ BROKEN_RULES = {
 @functools.cache
 def program(flags: tuple[str, ...], csrc: Path = CSRC) -> Path:
     return compile_cached((*GXX, *flags), ROOT / "tests" / "cpp" / "fabric_stress.cpp", "", csrc)
-
-
-@functools.cache
-def in_process(flags: tuple[str, ...]) -> Path:
-    source = ROOT / "tests" / "cpp" / "in_process_fabric.cpp"
-    return compile_cached((*GXX, *flags, "-shared", "-fPIC"), source, ".so")
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ from left_out import (
 from toolchains import CSRC
 
 pytestmark = pytest.mark.programs(
-    *(f"tests/cpp/{name}.cpp" for name in ("p2p_stress", "rings", "barriers", "far_ranks"))
+    *(f"tests/cpp/{name}.cpp" for name in ("p2p_stress", "rings", "barriers"))
 )
 
 
@@ -90,14 +90,13 @@ ATTACKS = {
         noticed=WITH_TIME_OUT,
     ),
     "barrier": Attack("barriers", ("rank", "threads", "3", "1", "1", "200"), sites("barrier", *FLAGGED)),
-    "far_barrier": Attack("far_ranks", ("barrier", "threads", "100", "SEED"), sites("barrier", *FLAGGED)),
     "grid": Attack(
         "barriers", ("grid", "threads", "1", "3", "2", "100"), sites("grid", "release", "acquire", "acknowledgement")
     ),
 }
 MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
 # GPUs have no transport that shuffles.
-MUTANTS_OF_GPUS = [(name, site) for name, site in MUTANTS if ATTACKS[name].program not in ("rings", "far_ranks")]
+MUTANTS_OF_GPUS = [(name, site) for name, site in MUTANTS if ATTACKS[name].program != "rings"]
 # `make test` holds the flags of the pipelined kernel and the barriers, `make soak` those of the older variants too.
 LONG = ("token", "rank", "ack", "dedup", "reduce", "overlapped", "dedup_counts", "dedup_ack")
 

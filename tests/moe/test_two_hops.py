@@ -11,7 +11,7 @@ import pytest
 from attack import SLOW, TIMED_OUT, TSAN, assert_right, run_program
 from toolchains import AMD_TARGETS, ROOT, compile_cached, compile_sm_90, hip_command, program
 
-pytestmark = pytest.mark.programs("tests/cpp/rings.cpp", "tests/cpp/rings.cu", "tests/cpp/far_ranks.cpp")
+pytestmark = pytest.mark.programs("tests/cpp/rings.cpp", "tests/cpp/rings.cu")
 
 TIMEOUT = "1"  # FaultCause: its own time ran out
 
@@ -37,11 +37,6 @@ def test_ranks_of_other_nodes_hear_over_the_transport_that_one_gave_up(absent):
     found = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.stderr.splitlines()]
     assert sorted(fault["rank"] for fault in found) == sorted({"0", "1", "2", "3"} - {absent})
     assert TIMEOUT in {fault["cause"] for fault in found}
-
-
-@pytest.mark.parametrize("arguments", [("barrier", "threads", "100"), ("clock", "threads", "100")], ids=str)
-def test_ranks_of_two_nodes_meet_and_compare_clocks_over_the_transport(arguments):
-    assert_right(run_program(program("far_ranks", *TSAN), *arguments, "1"))
 
 
 @pytest.mark.compilers

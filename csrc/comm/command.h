@@ -1,0 +1,66 @@
+// How a kernel asks for a write over a network: commands in a ring, which the rank's proxy, a thread of its host,
+// takes.
+//
+// A lane takes the next place, waits until the proxy has taken what was there a lap before, and fills it. It releases
+// the lap last, at system scope: a proxy that acquires the lap of its turn sees the command, and the bytes that the
+// warp wrote before it. The proxy has read the command when it releases how many it has taken, so that the acquire of
+// that number lets the place be filled anew.
+#pragma once
+
+#include "comm/give_up.h"
+#include "comm/immediate.h"
+#include "comm/mutation.h"
+#include "comm/perturb.h"
+
+namespace tracekern {
+
+struct alignas(32) Command {
+    uint32_t lap;  // from 1 on
+    uint32_t imm;
+    uint32_t bytes;  // from src to dst
+    uint16_t peer;
+    uint16_t carries_value;  // src is the value to be written, of 8 bytes, and no address
+    uint64_t src;
+    uint64_t dst;  // in the memory of the peer that its proxy registered, from its begin
+};
+static_assert(sizeof(Command) == 32, "Command is shared between device and host");
+
+// In memory that kernels and the proxy reach. One for each block, or for all.
+struct CommandRing {
+    Command* commands;
+    uint32_t capacity;      // a power of 2
+    uint64_t* num_claimed;  // by kernels
+    uint64_t* num_taken;    // by the proxy
+};
+
+TK_HOST_DEVICE constexpr uint32_t lap_of(uint64_t place, uint32_t capacity) {
+    return static_cast<uint32_t>(place / capacity) + 1;
+}
+
+// One lane's. False: it gave up waiting for room, and the command is not sent. stage: of the fault record.
+template <class Comm>
+TK_DEVICE bool post(Warp& warp, const Comm& comm, const CommandRing& ring, const Command& command, uint32_t stage) {
+    const uint64_t place = add_relaxed_device(ring.num_claimed, uint64_t{1});
+    uint64_t started = 0;
+    for (uint32_t spins = 0; place - load_acquire_system(ring.num_taken) >= ring.capacity;) {
+        if (mutated(CommChannel::command, Mutation::acknowledgement)) break;
+        warp.relax(spins);
+        const WaitFor proxy{stage, comm.rank, static_cast<uint32_t>(place)};
+        if (should_give_up(warp, comm, channel_number(CommChannel::command), proxy, spins, 0, 0, started)) return false;
+    }
+    Command& at = ring.commands[place % ring.capacity];
+    at.imm = command.imm;
+    at.bytes = command.bytes;
+    at.peer = command.peer;
+    at.carries_value = command.carries_value;
+    at.src = command.src;
+    at.dst = command.dst;
+    if (mutated(CommChannel::command, Mutation::release)) {
+        store_relaxed_system(&at.lap, lap_of(place, ring.capacity));
+    } else {
+        store_release_system(&at.lap, lap_of(place, ring.capacity));
+    }
+    return true;
+}
+
+}  // namespace tracekern
