@@ -9,6 +9,7 @@
 #include "moe/low_latency/combine.h"
 #include "moe/low_latency/dispatch.h"
 #include "moe/low_latency/scale.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 

@@ -6,6 +6,7 @@
 
 #include "moe/config.h"
 #include "moe/p2p/kernels.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 

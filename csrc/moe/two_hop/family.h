@@ -10,6 +10,7 @@
 #include "moe/two_hop/dispatch.h"
 #include "moe/two_hop/notify.h"
 #include "moe/two_hop/one_node.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 

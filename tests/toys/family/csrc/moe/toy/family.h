@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "moe/toy/kernels.h"
+#include "trace/trace_choice.h"
 
 namespace tracekern {
 
