@@ -190,6 +190,7 @@ private:
         if (found == ranks_.end()) return;  // a stranger's
         Peer& peer = peers_[found->second];
         if (imm.kind == PutKind::credit) {
+            if (imm.n > window_ - peer.room) return give_up(found->second);
             peer.room += imm.n;
             return;
         }

@@ -168,9 +168,7 @@ def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str
     if any(launch.records_lost or launch.records_overwritten for launch in timeline.launches):
         return "records are missing, so that not all waits lead to what they were for"
     if without := block_waits(timeline):
-        return (
-            f"{', '.join(without)} are not on record (detail peers), and who held up whom within a block is not known"
-        )
+        return f"waits in {', '.join(without)} are not on record (detail peers), nor who held up whom within a block"
     unmatched_ns, waited_ns = int(waits.unmatched.sum()), int(waits.wait_ns.sum())
     if unmatched_ns > _MOST_UNMATCHED * waited_ns:
         return f"the signals that ended {percent(unmatched_ns, waited_ns)} of the waits are not on record"
