@@ -17,8 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/command.h"
-#include "comm/heap.h"
+#include "comm/proxy_side.hpp"
 #include "fabric/domain.hpp"
 
 namespace tracekern {
@@ -70,7 +69,7 @@ public:
     bool turn() {
         bool is_busy = poll();
         is_busy |= take_commands();
-        if (failed() && !has_told_abort_) tell_abort();
+        if (!has_told_abort_ && has_fault(*comm_.fault)) tell_abort();
         for (uint32_t rank = 0; rank < peers_.size(); ++rank) is_busy |= post_to(rank);
         for (uint32_t rank = 0; rank < peers_.size(); ++rank) is_busy |= give_credit(rank, is_busy);
         return is_busy;
@@ -94,24 +93,14 @@ private:
     static uint64_t bytes_of(const std::vector<T>& values) {
         return values.size() * sizeof(T);
     }
-    bool failed() const { return load_acquire_system(&comm_.fault->cause) != 0; }
 
     // ---- what kernels ask for ----
 
-    // Whether the next command is there, and copies it. The lap is acquired: see comm/command.h.
-    bool take(Command& command) {
-        const Command& at = ring_.commands[num_taken_ % ring_.capacity];
-        const bool acquires = !mutated(CommChannel::command, Mutation::acquire);
-        const uint32_t lap = acquires ? load_acquire_system(&at.lap) : load_relaxed_system(&at.lap);
-        if (lap != lap_of(num_taken_, ring_.capacity)) return false;
-        command = {lap, at.imm, at.bytes, at.peer, at.carries_value, at.src, at.dst};
-        store_release_system(ring_.num_taken, ++num_taken_);
-        return true;
-    }
     bool take_commands() {
         Command command;
         uint32_t count = 0;
-        while (count < kMostCommandsATurn && take(command)) {
+        while (count < kMostCommandsATurn && take_command(ring_, num_taken_, command)) {
+            ++num_taken_;
             ++count;
             peers_.at(command.peer).queue.push_back(command);
         }
@@ -206,29 +195,17 @@ private:
             const uint64_t epoch = nearest_epoch(latest, imm.epoch);
             if (epoch == kNeverEpoch) return give_up(source);
             if (is_ahead(make_flag(epoch, 0), make_flag(latest, 0))) latest = epoch;
-            return raise(control.word(which, source, epoch), make_flag(epoch, imm.n));
+            return raise_flag(control.word(which, source, epoch), make_flag(epoch, imm.n));
         }
         const uint64_t word = inbox_[place_in_inbox(source, which) / sizeof(uint64_t)];
-        if (which != ControlWord::aborted_by) return store_release_system(control.word(which, source), word);
-        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, word);
-        store_release_system(&control.abort, 1u);
-    }
-    // Released: who waits for the flag reads what came before it.
-    static void raise(uint64_t* flag, uint64_t value) {
-        if (!is_ahead(value, load_relaxed_system(flag))) return;
-        mutated(CommChannel::barrier, Mutation::release) ? store_relaxed_system(flag, value)
-                                                         : store_release_system(flag, value);
+        which == ControlWord::aborted_by ? abort_rank(control, word) : pass_on_word(control.word(which, source), word);
     }
     static uint64_t place_in_inbox(uint32_t source, ControlWord which) {
         return (uint64_t{source} * kNumControlWords + static_cast<uint32_t>(which)) * sizeof(uint64_t);
     }
 
     // A peer that is dead, or does not keep to the protocol: all waits of this rank end, and name it.
-    void give_up(uint32_t rank) {
-        HeapControl& control = comm_.control(comm_.rank);
-        if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, uint64_t{rank} + 1);
-        store_release_system(&control.abort, 1u);
-    }
+    void give_up(uint32_t rank) { abort_rank(comm_.control(comm_.rank), uint64_t{rank} + 1); }
     void lose(Operation* operation, const std::string&) {
         const auto rank = static_cast<uint32_t>(operation->index);
         free_.push_back(operation);

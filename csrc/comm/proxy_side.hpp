@@ -1,0 +1,48 @@
+// What a proxy does with the words that it shares with the kernels of its rank. Of the host: each is a lane's other
+// side, see comm/command.h and comm/signal.h.
+#pragma once
+
+#include "comm/command.h"
+#include "comm/heap.h"
+
+namespace tracekern {
+
+// Whether the command of this place is there, and copies it. The acquired lap orders the command, and the bytes that it
+// names, before; the released number lets its place be filled anew.
+inline bool take_command(const CommandRing& ring, uint64_t place, Command& command) {
+    const Command& at = ring.commands[place % ring.capacity];
+    const bool acquires = !mutated(CommChannel::command, Mutation::acquire);
+    const uint32_t lap = acquires ? load_acquire_system(&at.lap) : load_relaxed_system(&at.lap);
+    if (lap != lap_of(place, ring.capacity)) return false;
+    command = {lap, at.imm, at.bytes, at.peer, at.carries_value, at.src, at.dst};
+    store_release_system(ring.num_taken, place + 1);
+    return true;
+}
+
+// Raises a flag that is not ahead already. Released: who waits for it reads what came before.
+inline void raise_flag(uint64_t* flag, uint64_t value) {
+    if (!is_ahead(value, load_relaxed_system(flag))) return;
+    if (mutated(CommChannel::barrier, Mutation::release)) {
+        store_relaxed_system(flag, value);
+    } else {
+        store_release_system(flag, value);
+    }
+}
+
+// A word that is no flag.
+inline void pass_on_word(uint64_t* at, uint64_t word) {
+    store_release_system(at, word);
+}
+
+// Makes all waits of this rank give up; the first to say so is named. aborted_by as in HeapControl.
+inline void abort_rank(HeapControl& control, uint64_t aborted_by) {
+    if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, aborted_by);
+    store_release_system(&control.abort, 1u);
+}
+
+// Whether a kernel of this rank gave up; its record is whole then.
+inline bool has_fault(const FaultRecord& fault) {
+    return load_acquire_system(&fault.cause) != 0;
+}
+
+}  // namespace tracekern
