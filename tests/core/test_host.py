@@ -261,7 +261,8 @@ def test_traces_of_other_profilers_are_read_and_what_is_left_out_is_told(tmp_pat
     timeline = load(tmp_path / "capture", host=[(0, path)])
     spans = [row for row in range(len(timeline.spans)) if is_torch_lane(timeline.tracks[timeline.spans.track[row]])]
     assert len(spans) == num_placed
-    assert all(abs(timeline.spans.end[row] - timeline.spans.start[row] - 1_000_000) <= 2 for row in spans)
+    slewed_ns = 500  # of a wall clock that is set right by up to 500 ppm meanwhile
+    assert all(abs(timeline.spans.end[row] - timeline.spans.start[row] - 1_000_000) <= slewed_ns for row in spans)
     told = [problem.text for problem in timeline.problems]
     if kind == "cut off":
         assert told == ["rank 0: t.json: left out: the end of the file, which is cut off"]
