@@ -14,6 +14,7 @@
 
 namespace tracekern {
 
+// A put that a kernel asks for.
 struct alignas(32) Command {
     uint32_t lap;  // from 1 on
     uint32_t imm;
@@ -24,6 +25,29 @@ struct alignas(32) Command {
     uint64_t dst;  // in the memory of the peer that its proxy registered, from its begin
 };
 static_assert(sizeof(Command) == 32, "Command is shared between device and host");
+
+// Where the memory that a proxy registers has room for a word that comes with its write, in bytes from the begin.
+TK_HOST_DEVICE constexpr uint64_t inbox_place(uint32_t source, ControlWord which) {
+    return (uint64_t{source} * kNumControlWords + static_cast<uint32_t>(which)) * sizeof(uint64_t);
+}
+
+// Raises a flag of the peer's HeapControl.
+TK_HOST_DEVICE constexpr Command flag_command(uint32_t peer, ControlWord which, uint64_t epoch, uint32_t n) {
+    Command command{};
+    command.imm = pack_immediate({PutKind::word, 0, static_cast<uint32_t>(epoch), static_cast<uint32_t>(which), n});
+    command.peer = static_cast<uint16_t>(peer);
+    return command;
+}
+
+// Stores a word there that is no flag. source: the rank that sends it.
+TK_HOST_DEVICE constexpr Command word_command(uint32_t source, uint32_t peer, ControlWord which, uint64_t word) {
+    Command command = flag_command(peer, which, 0, 0);
+    command.bytes = sizeof(word);
+    command.carries_value = true;
+    command.src = word;
+    command.dst = inbox_place(source, which);
+    return command;
+}
 
 // In memory that kernels and the proxy reach. One for each block, or for all.
 struct CommandRing {

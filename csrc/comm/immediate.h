@@ -12,7 +12,7 @@
 namespace tracekern {
 
 enum class PutKind : uint32_t {
-    word,    // of HeapControl, which; n is its value, or where it is no flag, it came with the write
+    word,    // a word of HeapControl: a flag with value n, or one that came with the write
     credit,  // n writes of the receiver were applied, and it may send as many more; costs none itself
 };
 

@@ -3,9 +3,8 @@
 //
 //   MappedPeer              stores arrive as the kernel made them
 //   TransportPeer           takes puts: bytes for the peer's heap, then a word there. The word is visible only after
-//                           its own put's bytes; nothing is said about other puts
-//
-//   TransportPeer<CommandRing>  the same over a network: see comm/proxy_peer.h
+//                           its own put's bytes; nothing is said about other puts. One of a CommandRing is reached
+//                           over a network: see comm/proxy_peer.h
 //
 // with_peer(comm, rank, use) calls use(peer) with the right one. Places at a peer are offsets in its heap.
 #pragma once

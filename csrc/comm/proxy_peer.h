@@ -12,25 +12,9 @@ struct ProxyWord {
     uint32_t rank;
     ControlWord which;
 
-    // n: its value; of a flag. One lane's.
-    TK_DEVICE bool tell(Warp& warp, uint64_t epoch, uint32_t n) const {
-        return post_word(warp, {.epoch = static_cast<uint32_t>(epoch), .n = n}, 0, 0);
-    }
-    // The word itself, which is no flag.
-    TK_DEVICE bool store(Warp& warp, uint64_t word) const { return post_word(warp, {}, sizeof(word), word); }
-
-private:
-    TK_DEVICE bool post_word(Warp& warp, Immediate imm, uint32_t bytes, uint64_t value) const {
-        imm.kind = PutKind::word;
-        imm.which = static_cast<uint32_t>(which);
-        Command command{};
-        command.imm = pack_immediate(imm);
-        command.bytes = bytes;
-        command.peer = static_cast<uint16_t>(rank);
-        command.carries_value = bytes != 0;
-        command.src = value;
-        command.dst = (uint64_t{comm.rank} * kNumControlWords + imm.which) * sizeof(uint64_t);
-        return post(warp, comm, *comm.transport, command, kRankBarrierStage);
+    // One lane's.
+    TK_DEVICE void send(Warp& warp, const Command& command) const {
+        post(warp, comm, *comm.transport, command, kRankBarrierStage);
     }
 };
 
@@ -58,10 +42,10 @@ template <auto kChannel>
 TK_DEVICE void signal(Warp& warp, const ProxyWord& flag, uint64_t epoch, uint32_t value) {
     perturb(warp);
     // leader() orders what all lanes wrote before it.
-    warp.leader([&] { flag.tell(warp, epoch, value); });
+    warp.leader([&] { flag.send(warp, flag_command(flag.rank, flag.which, epoch, value)); });
 }
 TK_DEVICE void store_word(Warp& warp, const ProxyWord& at, uint64_t word) {
-    at.store(warp, word);
+    at.send(warp, word_command(at.comm.rank, at.rank, at.which, word));
 }
 
 }  // namespace tracekern

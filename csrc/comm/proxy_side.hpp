@@ -1,5 +1,5 @@
-// What a proxy does with the words that it shares with the kernels of its rank. Of the host: each is a lane's other
-// side, see comm/command.h and comm/signal.h.
+// What a proxy does with the words that it shares with its rank's kernels; comm/command.h and comm/signal.h have what
+// those do. For the host.
 #pragma once
 
 #include "comm/command.h"

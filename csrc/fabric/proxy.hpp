@@ -9,7 +9,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
@@ -22,7 +21,7 @@
 
 namespace tracekern {
 
-// What a proxy tells those of its peers.
+// What proxies tell each other before the first turn.
 struct ProxyAddress {
     DomainAddress domain;
     uint64_t key, base;  // of its inbox
@@ -110,14 +109,9 @@ private:
     void tell_abort() {
         has_told_abort_ = true;
         const uint64_t aborted_by = comm_.fault->aborted_by | uint64_t{comm_.fault->refusal} << 32;
-        Command command{};
-        command.imm = pack_immediate({.kind = PutKind::word, .which = static_cast<uint32_t>(ControlWord::aborted_by)});
-        command.bytes = sizeof(aborted_by);
-        command.carries_value = true;
-        command.src = aborted_by;
-        command.dst = place_in_inbox(comm_.rank, ControlWord::aborted_by);
-        for (Peer& peer : peers_) {
-            if (peer.is_met) peer.queue.push_front(command);
+        for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+            const Command command = word_command(comm_.rank, rank, ControlWord::aborted_by, aborted_by);
+            if (peers_[rank].is_met) peers_[rank].queue.push_front(command);
         }
     }
     bool post_to(uint32_t rank) {
@@ -197,11 +191,8 @@ private:
             if (is_ahead(make_flag(epoch, 0), make_flag(latest, 0))) latest = epoch;
             return raise_flag(control.word(which, source, epoch), make_flag(epoch, imm.n));
         }
-        const uint64_t word = inbox_[place_in_inbox(source, which) / sizeof(uint64_t)];
+        const uint64_t word = inbox_[inbox_place(source, which) / sizeof(uint64_t)];
         which == ControlWord::aborted_by ? abort_rank(control, word) : pass_on_word(control.word(which, source), word);
-    }
-    static uint64_t place_in_inbox(uint32_t source, ControlWord which) {
-        return (uint64_t{source} * kNumControlWords + static_cast<uint32_t>(which)) * sizeof(uint64_t);
     }
 
     // A peer that is dead, or does not keep to the protocol: all waits of this rank end, and name it.

@@ -34,9 +34,7 @@ from left_out import (
 )
 from toolchains import CSRC
 
-pytestmark = pytest.mark.programs(
-    *(f"tests/cpp/{name}.cpp" for name in ("p2p_stress", "rings", "barriers"))
-)
+pytestmark = pytest.mark.programs(*(f"tests/cpp/{name}.cpp" for name in ("p2p_stress", "rings", "barriers")))
 
 
 def pipeline(variant: str, shape: Shape) -> tuple[str, ...]:

@@ -211,7 +211,7 @@ class MoeRun:
 
     @property
     def tile_detail(self) -> int:
-        """Of how many tiles of int4 experts each the steps of one are recorded; 0: of none."""
+        """Returns N where the capture gets the steps of every Nth tile of int4 experts; 0: of none."""
         return self.detail if isinstance(self.detail, int) else int(self.detail == "all")
 
     @property
