@@ -20,16 +20,19 @@ struct alignas(32) Command {
     uint32_t imm;
     uint32_t bytes;  // from src to dst
     uint16_t peer;
-    uint16_t carries_value;  // src is the value to be written, of 8 bytes, and no address
-    uint64_t src;
-    uint64_t dst;  // in the memory of the peer that its proxy registered, from its begin
+    uint8_t tag;            // below kNumTags: which count it is completed in; 0: nobody waits for it
+    uint8_t carries_value;  // src is the value to be written, of 8 bytes, and no place
+    uint64_t src;           // places are in the memory that a rank's proxy registered, counted from its begin
+    uint64_t dst;
 };
 static_assert(sizeof(Command) == 32, "Command is shared between device and host");
+constexpr uint32_t kNumTags = 8;
 
-// Where the memory that a proxy registers has room for a word that comes with its write, in bytes from the begin.
+// Where the memory that a proxy registered has room for a word that comes with its write: in place of HeapControl.
 TK_HOST_DEVICE constexpr uint64_t inbox_place(uint32_t source, ControlWord which) {
     return (uint64_t{source} * kNumControlWords + static_cast<uint32_t>(which)) * sizeof(uint64_t);
 }
+static_assert(inbox_place(kMaxRanks, ControlWord::barrier) <= sizeof(HeapControl));
 
 // Raises a flag of the peer's HeapControl.
 TK_HOST_DEVICE constexpr Command flag_command(uint32_t peer, ControlWord which, uint64_t epoch, uint32_t n) {
@@ -52,30 +55,43 @@ TK_HOST_DEVICE constexpr Command word_command(uint32_t source, uint32_t peer, Co
 // In memory that kernels and the proxy reach. One for each block, or for all.
 struct CommandRing {
     Command* commands;
-    uint32_t capacity;      // a power of 2
-    uint64_t* num_claimed;  // by kernels
-    uint64_t* num_taken;    // by the proxy
+    uint32_t capacity;        // a power of 2
+    uint64_t* num_claimed;    // by kernels
+    uint64_t* num_taken;      // by the proxy
+    uint64_t* num_completed;  // [tag] the bytes of so many are at the peers, and no longer read here; by the proxy
 };
 
 TK_HOST_DEVICE constexpr uint32_t lap_of(uint64_t place, uint32_t capacity) {
     return static_cast<uint32_t>(place / capacity) + 1;
 }
 
-// One lane's. False: it gave up waiting for room, and the command is not sent. stage: of the fault record.
+// The functions below are one lane's.
+
+TK_DEVICE uint64_t claim_place(const CommandRing& ring) {
+    return add_relaxed_device(ring.num_claimed, uint64_t{1});
+}
+TK_DEVICE bool has_room(const CommandRing& ring, uint64_t place) {
+    if (mutated(CommChannel::command, Mutation::acknowledgement)) return true;
+    return place - load_acquire_system(ring.num_taken) < ring.capacity;
+}
+// False: it gave up. stage: of the fault record.
 template <class Comm>
-TK_DEVICE bool post(Warp& warp, const Comm& comm, const CommandRing& ring, const Command& command, uint32_t stage) {
-    const uint64_t place = add_relaxed_device(ring.num_claimed, uint64_t{1});
+TK_DEVICE bool wait_for_room(Warp& warp, const Comm& comm, const CommandRing& ring, uint64_t place, uint32_t stage) {
     uint64_t started = 0;
-    for (uint32_t spins = 0; place - load_acquire_system(ring.num_taken) >= ring.capacity;) {
-        if (mutated(CommChannel::command, Mutation::acknowledgement)) break;
+    for (uint32_t spins = 0; !has_room(ring, place);) {
         warp.relax(spins);
         const WaitFor proxy{stage, comm.rank, static_cast<uint32_t>(place)};
         if (should_give_up(warp, comm, channel_number(CommChannel::command), proxy, spins, 0, 0, started)) return false;
     }
+    return true;
+}
+// Where there is room.
+TK_DEVICE void fill_place(const CommandRing& ring, uint64_t place, const Command& command) {
     Command& at = ring.commands[place % ring.capacity];
     at.imm = command.imm;
     at.bytes = command.bytes;
     at.peer = command.peer;
+    at.tag = command.tag;
     at.carries_value = command.carries_value;
     at.src = command.src;
     at.dst = command.dst;
@@ -84,7 +100,6 @@ TK_DEVICE bool post(Warp& warp, const Comm& comm, const CommandRing& ring, const
     } else {
         store_release_system(&at.lap, lap_of(place, ring.capacity));
     }
-    return true;
 }
 
 }  // namespace tracekern

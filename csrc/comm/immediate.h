@@ -12,9 +12,14 @@
 namespace tracekern {
 
 enum class PutKind : uint32_t {
-    word,    // a word of HeapControl: a flag with value n, or one that came with the write
-    credit,  // n writes of the receiver were applied, and it may send as many more; costs none itself
+    word,     // a flag with value n, or a word that came with the write; `which` is a ControlWord or a kernel's own
+    credit,   // n writes of the receiver were applied, and it may send as many more; costs none itself
+    message,  // a token for local expert `which`, in place n of its source
+    count,    // n tokens in all for local expert `which`
+    row,      // the result of token n, made by the source's local expert `which`
+    results,  // n such rows in all
 };
+constexpr uint32_t kFirstOwnWord = 16;  // of a kernel's
 
 struct Immediate {
     PutKind kind = PutKind::word;

@@ -7,11 +7,11 @@
 namespace tracekern {
 
 // What a flag belongs to. These are the communicator's own; kernels number theirs, an enum of their own, from
-// kFirstOwnChannel on. Names are those of the kernels' event tables; `grid` is the arrival of a grid's blocks, and
-// `command` what a kernel tells its proxy.
-enum class CommChannel : uint32_t { barrier, grid, command };
-inline constexpr const char* kCommChannelNames[] = {"barrier", "grid", "command"};
-constexpr uint32_t kFirstOwnChannel = 3;
+// kFirstOwnChannel on. Names are those of the kernels' event tables; `grid` is the arrival of a grid's blocks,
+// `command` what a kernel tells its proxy, and `sent` what that tells of it.
+enum class CommChannel : uint32_t { barrier, grid, command, sent };
+inline constexpr const char* kCommChannelNames[] = {"barrier", "grid", "command", "sent"};
+constexpr uint32_t kFirstOwnChannel = 4;
 
 template <class Channel>
 TK_HOST_DEVICE constexpr uint32_t channel_number(Channel channel) {

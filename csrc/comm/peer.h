@@ -42,14 +42,12 @@ struct Put {
     bool releases = false;                   // the word comes after the payload, and after what this rank did before
 };
 
-// What kernels get where ranks of one node, which are neighbours, map each other's heaps, and a transport reaches the
-// others.
+// What kernels get where ranks of one node map each other's heaps, and a transport reaches the others.
 template <class Transport>
 struct RoutedArgs : CommArgs {
     Transport* transport;
-    uint32_t ranks_per_node;
 
-    TK_DEVICE bool is_mapped(uint32_t peer) const { return peer / ranks_per_node == rank / ranks_per_node; }
+    TK_DEVICE bool is_mapped(uint32_t peer) const { return heap[peer] != nullptr; }
 };
 
 template <class Transport>

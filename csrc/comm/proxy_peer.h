@@ -1,12 +1,69 @@
-// A rank that a network reaches: its proxy writes there what kernels ask for in a ring of commands.
+// Ranks that a network reaches: a rank's proxy writes there what kernels ask for in a ring of commands.
 #pragma once
 
+#include <type_traits>
+
 #include "comm/command.h"
+#include "comm/context.h"
 #include "comm/peer.h"
 
 namespace tracekern {
 
-// A word of the peer's HeapControl.
+// What kernels get where proxies reach the ranks of other hosts.
+struct FarArgs : RoutedArgs<CommandRing> {
+    // That this rank's proxy registered. Laid out like the heap: here ranks of other hosts write what others write
+    // there.
+    char* far_heap;
+
+    // What only `writer` writes at rank `at_rank`, which is this one or mapped.
+    template <class T>
+    TK_DEVICE T* written_by(uint32_t writer, uint32_t at_rank, uint64_t offset) const {
+        if (is_mapped(writer)) return at<T>(at_rank, offset);
+        return reinterpret_cast<T*>(far_heap + offset);
+    }
+};
+template <class Comm>
+constexpr bool kIsFar = std::is_base_of_v<RoutedArgs<CommandRing>, Comm>;
+
+// ---- commands of a warp ----
+
+// Asks the proxy for a write. A wait for room is a span of kEvent with these fields; false: it gave up.
+template <auto kEvent, class Context, class... Fields>
+TK_DEVICE bool post(Context& context, const Command& command, Fields... fields) {
+    Warp& warp = context.warp;
+    const CommandRing& ring = *context.comm.transport;
+    perturb(warp);
+    const uint64_t place = warp.once([&] { return claim_place(ring); });
+    const bool is_full = warp.once([&] { return uint32_t{!has_room(ring, place)}; }) != 0;
+    const auto wait_now = [&] {
+        const auto wait = [&] { return uint32_t{wait_for_room(warp, context.comm, ring, place, context.stage)}; };
+        return WaitResult{!is_full || warp.once(wait) != 0, 0};
+    };
+    if (!record_wait_if<kEvent>(is_full, context, wait_now, fields...).ok) return false;
+    // leader() orders what all lanes wrote before it.
+    warp.leader([&] { fill_place(ring, place, command); });
+    return true;
+}
+
+// Whether so many commands of a tag are completed, as far as this warp knows.
+template <class Context>
+TK_DEVICE bool is_sent(Context& context, uint32_t tag, uint64_t num_commands) {
+    const uint64_t* completed = &context.comm.transport->num_completed[tag];
+    return context.warp.once([&] { return uint32_t{load_relaxed_system(completed) >= num_commands}; }) != 0;
+}
+// Waits until so many commands of a tag are completed, and what they were written from may be filled anew.
+template <class Context>
+TK_DEVICE WaitResult wait_sent(Context& context, uint32_t tag, uint64_t num_commands) {
+    const auto wanted = [&](uint64_t seen) {
+        return seen >= num_commands || mutated(CommChannel::sent, Mutation::acknowledgement);
+    };
+    const WaitFor proxy{context.stage, context.comm.rank, tag};
+    const uint64_t* completed = &context.comm.transport->num_completed[tag];
+    return wait_until<CommChannel::sent, Scope::ranks>(context.warp, context.comm, completed, 0, wanted, proxy);
+}
+
+// ---- words of a peer's HeapControl ----
+
 struct ProxyWord {
     const RoutedArgs<CommandRing>& comm;
     uint32_t rank;
@@ -14,7 +71,9 @@ struct ProxyWord {
 
     // One lane's.
     TK_DEVICE void send(Warp& warp, const Command& command) const {
-        post(warp, comm, *comm.transport, command, kRankBarrierStage);
+        const CommandRing& ring = *comm.transport;
+        const uint64_t place = claim_place(ring);
+        if (wait_for_room(warp, comm, ring, place, kRankBarrierStage)) fill_place(ring, place, command);
     }
 };
 

@@ -14,15 +14,21 @@ inline bool take_command(const CommandRing& ring, uint64_t place, Command& comma
     const bool acquires = !mutated(CommChannel::command, Mutation::acquire);
     const uint32_t lap = acquires ? load_acquire_system(&at.lap) : load_relaxed_system(&at.lap);
     if (lap != lap_of(place, ring.capacity)) return false;
-    command = {lap, at.imm, at.bytes, at.peer, at.carries_value, at.src, at.dst};
+    command = {lap, at.imm, at.bytes, at.peer, at.tag, at.carries_value, at.src, at.dst};
     store_release_system(ring.num_taken, place + 1);
     return true;
 }
 
+// One more command of a tag is completed. Released: what it was written from was read.
+inline void count_completed(const CommandRing& ring, uint32_t tag) {
+    store_release_system(&ring.num_completed[tag], ring.num_completed[tag] + 1);
+}
+
 // Raises a flag that is not ahead already. Released: who waits for it reads what came before.
-inline void raise_flag(uint64_t* flag, uint64_t value) {
+template <auto kChannel>
+void raise_flag(uint64_t* flag, uint64_t value) {
     if (!is_ahead(value, load_relaxed_system(flag))) return;
-    if (mutated(CommChannel::barrier, Mutation::release)) {
+    if (mutated(kChannel, Mutation::release)) {
         store_relaxed_system(flag, value);
     } else {
         store_release_system(flag, value);

@@ -3,6 +3,8 @@
 // Its turns take commands (comm/command.h), post each as a write with an immediate, and store what immediates of peers
 // tell where kernels wait. No turn waits: each peer has a queue, and the completion queue is asked each time.
 //
+// What immediates mean to the kernels, but for words of HeapControl, an Inbox knows: it stores that where they wait.
+//
 // A proxy may have so many writes on their way to a peer, or not yet applied there, as the peer's completion queue has
 // room for: half of it, shared by all its peers; the other half is for the peer's own writes, and for credits. A peer
 // tells how many it has applied when they are kCreditsAtOnce, or when it has nothing else to do.
@@ -10,6 +12,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -24,34 +27,55 @@ namespace tracekern {
 // What proxies tell each other before the first turn.
 struct ProxyAddress {
     DomainAddress domain;
-    uint64_t key, base;  // of its inbox
+    uint64_t key, base;  // of its memory
 };
+
+// Stores what an immediate of a peer tells. False: the peer does not keep to the protocol.
+using Inbox = std::function<bool(uint32_t source, const Immediate&)>;
 
 class Proxy {
 public:
     static constexpr uint32_t kCreditsAtOnce = 64;
 
+    // What peers write to, and what is written to them. HeapControl comes first, the rest is the kernels'.
+    struct Memory {
+        char* begin;
+        uint64_t bytes;
+    };
+
     // comm: of its rank. ring: of its kernels. window: writes to a peer that are not applied yet; 0: as many as there
     // is room for.
-    Proxy(const FabricLibrary& library, const Net& net, const CommArgs& comm, CommandRing ring, uint32_t window = 0)
-        : comm_(comm), ring_(ring), domain_(library, net, kSetupLimit), peers_(comm.num_ranks) {
+    Proxy(const FabricLibrary& library,
+          const Net& net,
+          const CommArgs& comm,
+          CommandRing ring,
+          Memory memory,
+          Inbox inbox = {},
+          uint32_t window = 0)
+        : comm_(comm),
+          ring_(ring),
+          memory_(memory),
+          inbox_(std::move(inbox)),
+          domain_(library, net, kSetupLimit),
+          peers_(comm.num_ranks) {
         const uint32_t room = Domain::kNumCompletions / 2 / comm.num_ranks;
         window_ = window == 0 || window > room ? room : window;
-        inbox_.resize(uint64_t{comm.num_ranks} * kNumControlWords);
         values_.resize(uint64_t{comm.num_ranks} * (window_ + 1));
-        inbox_memory_ = domain_.register_memory(inbox_.data(), bytes_of(inbox_), FI_REMOTE_WRITE);
-        values_memory_ = domain_.register_memory(values_.data(), bytes_of(values_), FI_WRITE);
-        operations_ = std::make_unique<Operation[]>(values_.size());
+        registered_ = domain_.register_memory(memory.begin, memory.bytes, FI_WRITE | FI_REMOTE_WRITE);
+        registered_values_ = domain_.register_memory(values_.data(), values_.size() * sizeof(uint64_t), FI_WRITE);
+        operations_ = std::make_unique<Posted[]>(values_.size());
         for (size_t i = 0; i < values_.size(); ++i) free_.push_back(&operations_[i]);
     }
     Proxy(const Proxy&) = delete;
     ~Proxy() {
         domain_.close_endpoint();
-        Domain::close_memory(inbox_memory_);
-        Domain::close_memory(values_memory_);
+        Domain::close_memory(registered_);
+        Domain::close_memory(registered_values_);
     }
 
-    ProxyAddress address() const { return {domain_.address(), inbox_memory_.key, inbox_memory_.base}; }
+    ProxyAddress address() const { return {domain_.address(), registered_.key, registered_.base}; }
+    // Of one command.
+    uint64_t max_bytes() const { return domain_.max_write_bytes(); }
     // Before the first turn of any.
     void meet(uint32_t rank, const ProxyAddress& address) {
         Peer& peer = peers_[rank];
@@ -78,6 +102,10 @@ private:
     static constexpr auto kSetupLimit = std::chrono::seconds(10);
     static constexpr uint32_t kMostCommandsATurn = 64;
 
+    struct Posted : Operation {
+        uint32_t rank;
+        uint32_t tag;
+    };
     struct Peer {
         bool is_met = false;
         fi_addr_t at = FI_ADDR_UNSPEC;
@@ -87,11 +115,6 @@ private:
         uint32_t applied = 0;               // of its writes, of which it was not told
         uint64_t latest[kNumControlWords];  // epochs
     };
-
-    template <class T>
-    static uint64_t bytes_of(const std::vector<T>& values) {
-        return values.size() * sizeof(T);
-    }
 
     // ---- what kernels ask for ----
 
@@ -119,7 +142,7 @@ private:
         bool has_posted = false;
         while (!peer.queue.empty() && peer.room != 0 && post_write(rank, peer.queue.front())) {
             peer.queue.pop_front();
-            --peer.room;
+            if (!mutated(CommChannel::command, Mutation::value)) --peer.room;
             has_posted = true;
         }
         return has_posted;
@@ -138,8 +161,9 @@ private:
     bool post_write(uint32_t rank, const Command& command) {
         if (free_.empty()) return false;
         const Peer& peer = peers_[rank];
-        Operation* const operation = free_.back();
-        operation->index = rank;
+        Posted* const operation = free_.back();
+        operation->rank = rank;
+        operation->tag = command.tag;
         const auto cell = static_cast<size_t>(operation - operations_.get());
         Write write{};
         write.peer = peer.at;
@@ -147,10 +171,13 @@ private:
         write.has_imm = true;
         write.imm = command.imm;
         write.dst[0] = {peer.base + command.dst, command.bytes, peer.key};
-        if (command.bytes != 0) {
+        if (command.carries_value) {
             values_[cell] = command.src;
             write.src[0] = {&values_[cell], command.bytes};
-            write.local = values_memory_.local;
+            write.local = registered_values_.local;
+        } else if (command.bytes != 0) {
+            write.src[0] = {memory_.begin + command.src, command.bytes};
+            write.local = registered_.local;
         }
         const int64_t result = domain_.post_write(write, operation);
         if (result == -FI_EAGAIN) return false;
@@ -161,12 +188,18 @@ private:
         return true;
     }
 
+    void complete(Posted* operation) {
+        free_.push_back(operation);
+        if (operation->tag != 0) count_completed(ring_, operation->tag);
+    }
+
     // ---- what peers tell ----
 
     bool poll() {
-        return domain_.poll([this](uint32_t imm, fi_addr_t source) { receive(unpack_immediate(imm), source); },
-                            [this](Operation* operation, uint64_t) { free_.push_back(operation); },
-                            [this](Operation* operation, const std::string& why) { lose(operation, why); }) != 0;
+        return domain_.poll(
+                   [this](uint32_t imm, fi_addr_t source) { receive(unpack_immediate(imm), source); },
+                   [this](Operation* operation, uint64_t) { complete(static_cast<Posted*>(operation)); },
+                   [this](Operation* operation, const std::string&) { lose(*static_cast<Posted*>(operation)); }) != 0;
     }
     void receive(const Immediate& imm, fi_addr_t source) {
         const auto found = ranks_.find(source);
@@ -178,8 +211,8 @@ private:
             return;
         }
         ++peer.applied;
-        if (imm.kind != PutKind::word || imm.which >= kNumControlWords) return give_up(found->second);
-        apply(found->second, imm);
+        if (imm.kind == PutKind::word && imm.which < kNumControlWords) return apply(found->second, imm);
+        if (!inbox_ || !inbox_(found->second, imm)) give_up(found->second);
     }
     void apply(uint32_t source, const Immediate& imm) {
         const auto which = static_cast<ControlWord>(imm.which);
@@ -189,33 +222,34 @@ private:
             const uint64_t epoch = nearest_epoch(latest, imm.epoch);
             if (epoch == kNeverEpoch) return give_up(source);
             if (is_ahead(make_flag(epoch, 0), make_flag(latest, 0))) latest = epoch;
-            return raise_flag(control.word(which, source, epoch), make_flag(epoch, imm.n));
+            return raise_flag<CommChannel::barrier>(control.word(which, source, epoch), make_flag(epoch, imm.n));
         }
-        const uint64_t word = inbox_[inbox_place(source, which) / sizeof(uint64_t)];
+        const uint64_t word = *reinterpret_cast<const uint64_t*>(memory_.begin + inbox_place(source, which));
         which == ControlWord::aborted_by ? abort_rank(control, word) : pass_on_word(control.word(which, source), word);
     }
 
     // A peer that is dead, or does not keep to the protocol: all waits of this rank end, and name it.
     void give_up(uint32_t rank) { abort_rank(comm_.control(comm_.rank), uint64_t{rank} + 1); }
-    void lose(Operation* operation, const std::string&) {
-        const auto rank = static_cast<uint32_t>(operation->index);
-        free_.push_back(operation);
-        peers_[rank].queue.clear();
-        peers_[rank].room = 0;
-        peers_[rank].applied = 0;
-        give_up(rank);
+    void lose(Posted& operation) {
+        Peer& peer = peers_[operation.rank];
+        free_.push_back(&operation);
+        peer.queue.clear();
+        peer.room = 0;
+        peer.applied = 0;
+        give_up(operation.rank);
     }
 
     const CommArgs& comm_;
     const CommandRing ring_;
+    const Memory memory_;
+    const Inbox inbox_;
     Domain domain_;
     std::vector<Peer> peers_;
     std::map<fi_addr_t, uint32_t> ranks_;
-    std::vector<uint64_t> inbox_;   // [rank][ControlWord] words that came with a write
     std::vector<uint64_t> values_;  // one for each operation: what it writes
-    std::unique_ptr<Operation[]> operations_;
-    std::vector<Operation*> free_;
-    DomainMemory inbox_memory_, values_memory_;
+    std::unique_ptr<Posted[]> operations_;
+    std::vector<Posted*> free_;
+    DomainMemory registered_, registered_values_;
     uint32_t window_ = 0;
     uint64_t num_taken_ = 0;
     bool has_told_abort_ = false;

@@ -14,8 +14,7 @@
 #include "comm/barrier.h"
 #include "comm/clock_ping_pong.h"
 #include "comm/proxy_peer.h"
-#include "fabric/proxy.hpp"
-#include "stress_cpu.hpp"
+#include "stress_proxies.hpp"
 
 using namespace tracekern;
 
@@ -25,28 +24,11 @@ constexpr uint32_t kRanks = 4, kRanksPerNode = 2;
 using Comm = RoutedArgs<CommandRing>;
 
 struct Options {
-    std::string library, provider;
+    NetworkOptions network;
     CpuLaunch launch;
     uint32_t rounds;
-    uint32_t num_commands = 2, window = 0, lost = ~0u;
+    uint32_t lost = ~0u;
     StressOptions stress;
-};
-
-// Commands of a rank's kernels, and the proxy that takes them.
-struct ProxyOfRank {
-    std::vector<Command> commands;
-    uint64_t num_claimed = 0, num_taken = 0;
-    CommandRing ring;
-    Proxy proxy;
-
-    ProxyOfRank(const FabricLibrary& library, const Options& options, const CommArgs& comm)
-        : commands(options.num_commands),
-          ring{commands.data(), options.num_commands, &num_claimed, &num_taken},
-          proxy(library,
-                {options.provider, options.provider == "tcp" ? "127.0.0.1" : "", ""},
-                comm,
-                ring,
-                options.window) {}
 };
 
 // Returns how many words of other ranks were old.
@@ -84,39 +66,30 @@ bool exchange_clocks(Warp& warp, const Comm& comm, uint32_t max_trips) {
 }
 
 int run(const Options& options, bool of_barrier) {
-    const FabricLibrary library(options.library);
+    const FabricLibrary library(options.network.library);
     const StressHeaps heaps(kRanks, sizeof(HeapControl));
+    const std::vector<uint32_t> host_of = hosts_of(kRanks, kRanksPerNode);
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
-    std::vector<std::unique_ptr<ProxyOfRank>> proxies;
+    std::vector<std::unique_ptr<RankNetwork>> networks;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
         comms.push_back(std::make_unique<CpuCommunicator>(
-            rank, heaps.node_of(rank, kRanksPerNode), options.stress.timeout_ns, heaps.clock));
-        proxies.push_back(std::make_unique<ProxyOfRank>(library, options, comms[rank]->args()));
+            rank, heaps.of_host(rank, host_of), options.stress.timeout_ns, heaps.clock));
+        networks.push_back(std::make_unique<RankNetwork>(options.network, sizeof(HeapControl)));
+        networks[rank]->open(library, comms[rank]->args());
     }
-    for (uint32_t rank = 0; rank < kRanks; ++rank) {
-        for (uint32_t peer = 0; peer < kRanks; ++peer) {
-            if (rank / kRanksPerNode != peer / kRanksPerNode)
-                proxies[rank]->proxy.meet(peer, proxies[peer]->proxy.address());
-        }
-    }
+    RankNetwork::meet_all(networks, host_of);
     uint32_t words[kRanks] = {};
     std::vector<int> exits(kRanks);
     const auto run_rank = [&](uint32_t rank) {
-        const Comm comm{comms[rank]->args(), &proxies[rank]->ring, kRanksPerNode};
+        const Comm comm{comms[rank]->args(), &networks[rank]->ring()};
         comms[rank]->launch(options.launch, [&](Warp& warp) {
             exits[rank] = of_barrier ? meet(warp, comm, options.rounds, words) != 0
                                      : !exchange_clocks(warp, comm, options.rounds);
         });
         if (!exits[rank] && comms[rank]->failed()) exits[rank] = report_fault(comms[rank]->fault(), "barrier");
     };
-    if (options.lost < kRanks) proxies[options.lost].reset();
-    std::vector<std::jthread> threads;
-    for (auto& of_rank : proxies) {
-        if (!of_rank) continue;
-        threads.emplace_back([&proxy = of_rank->proxy](const std::stop_token& stop) {
-            for (uint32_t spins = 0; !stop.stop_requested();) proxy.turn() ? void(spins = 0) : relax_thread(spins);
-        });
-    }
+    for (uint32_t rank = 0; rank < kRanks; ++rank)
+        rank == options.lost ? networks[rank]->close() : networks[rank]->start();
     {
         std::vector<std::jthread> ranks;
         for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -136,15 +109,13 @@ int main(int argc, char** argv) {
     }
     Options options{};
     const bool of_barrier = choose(argv[1], std::initializer_list<const char*>{"barrier", "clock"}) == 0;
-    options.library = argv[2];
-    options.provider = argv[3];
+    options.network = {argv[2], argv[3], /*num_commands=*/2, /*window=*/0};
     options.launch.executor =
         static_cast<CpuExecutor>(choose(argv[4], std::initializer_list<const char*>{"fibers", "threads"}));
     options.rounds = StressOptions::number(argv[5]);
     OptionSetters setters = cpu_setters();
-    setters["commands"] = [&](const std::string& value) { options.num_commands = StressOptions::number(value); };
+    options.network.add_setters(setters);
     setters["lost"] = [&](const std::string& value) { options.lost = StressOptions::number(value); };
-    setters["window"] = [&](const std::string& value) { options.window = StressOptions::number(value); };
     options.stress = StressOptions::parse(argc - 6, argv + 6, setters);
     const int code = run(options, of_barrier);
     if (code == 0) std::puts("ok");

@@ -111,6 +111,19 @@ struct Work {
     void* context;
 };
 
+// A fault: immediates come before the bytes of their write.
+#ifdef TK_TELLS_EARLY
+constexpr bool kTellsEarly = true;
+#else
+constexpr bool kTellsEarly = false;
+#endif
+// How long some writes wait for their completion when nothing else is to do.
+#ifdef TK_ANSWERS_LATE
+constexpr int kAnswerMs = 100;
+#else
+constexpr int kAnswerMs = 0;
+#endif
+
 struct Endpoint : fid_ep {
     Domain* domain = nullptr;
     Queue* queue = nullptr;
@@ -118,15 +131,29 @@ struct Endpoint : fid_ep {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Work> writes, sends;
+    std::deque<Work> written;  // not completed yet; the NIC's thread alone
     bool is_closing = false;
     std::mt19937 random;
     std::thread nic;
 
+    static constexpr size_t kMostWritten = 8;
+
     void run() {
         std::unique_lock lock(mutex);
         while (true) {
-            changed.wait(lock, [&] { return is_closing || !writes.empty() || !sends.empty(); });
+            const auto has_work = [&] { return is_closing || !writes.empty() || !sends.empty(); };
+            if (written.empty()) {
+                changed.wait(lock, has_work);
+            } else {
+                changed.wait_for(lock, std::chrono::milliseconds(random() % 4 == 0 ? kAnswerMs : 0), has_work);
+            }
             if (is_closing) return;
+            if (!has_work() || written.size() == kMostWritten) {
+                lock.unlock();
+                complete_write();
+                lock.lock();
+                continue;
+            }
             const bool is_send = writes.empty() || (!sends.empty() && random() % 2 == 0);
             auto& works = is_send ? sends : writes;
             if (!is_send) std::swap(works.front(), works[random() % std::min<size_t>(works.size(), 8)]);
@@ -136,12 +163,22 @@ struct Endpoint : fid_ep {
             lock.unlock();
             dawdle(drawn);
             const int error = is_send ? send(work) : write(work);
-            if (error != FI_EAGAIN) tell(*queue, work.context, is_send ? FI_SEND : FI_WRITE, 0, error);
+            if (!is_send && error == 0) {
+                written.push_back(work);
+            } else if (error != FI_EAGAIN) {
+                tell(*queue, work.context, is_send ? FI_SEND : FI_WRITE, 0, error);
+            }
             lock.lock();
             if (error == FI_EAGAIN) sends.push_front(work);
         }
     }
 
+    void complete_write() {
+        const Work work = std::move(written.front());
+        written.pop_front();
+        read_again(work);
+        tell(*queue, work.context, FI_WRITE, 0, 0);
+    }
     static void dawdle(uint32_t drawn) {
         if (drawn < 2) std::this_thread::sleep_for(std::chrono::microseconds(100 * (drawn + 1)));
         if (drawn < 16) std::this_thread::yield();
@@ -155,6 +192,11 @@ struct Endpoint : fid_ep {
         const std::shared_lock lock(to.mutex);
         if (!to.queue) return FI_ECANCELED;
         uint64_t bytes = 0;
+        const auto tell_immediate = [&] {
+            constexpr uint64_t kFlags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
+            if (work.has_imm) to.queue->put({{nullptr, kFlags, bytes, nullptr, work.imm}, domain->port->number});
+        };
+        if (kTellsEarly) tell_immediate();
         for (size_t i = 0; i < work.dst.size(); ++i) {
             const fi_rma_iov& dst = work.dst[i];
             const auto found = to.memories.find(dst.key);
@@ -164,9 +206,16 @@ struct Endpoint : fid_ep {
             if (dst.len != 0) std::memcpy(memory.at + dst.addr, work.src[i].iov_base, dst.len);
             bytes += dst.len;
         }
-        constexpr uint64_t kFlags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
-        if (work.has_imm) to.queue->put({{nullptr, kFlags, bytes, nullptr, work.imm}, domain->port->number});
+        if (!kTellsEarly) tell_immediate();
         return 0;
+    }
+    // As if no answer had come: until a write is completed, its source is the NIC's.
+    static void read_again(const Work& work) {
+        for (const iovec& piece : work.src) {
+            const auto* bytes = static_cast<const volatile char*>(piece.iov_base);
+            for (size_t i = 0; i < piece.iov_len; ++i) [[maybe_unused]]
+                const char byte = bytes[i];
+        }
     }
     int send(const Work& work) const {
         Port& to = *work.to;

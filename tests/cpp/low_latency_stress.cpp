@@ -7,6 +7,7 @@
 //     trace=on|ring          runs the traced kernels and looks after the words behind their records
 //     timeout_ms=N           how long a wait lasts; default 120000
 //     absent=RANK            that rank never starts
+//     hosts=3+5              ranks of each host; others are reached over a network: see stress_proxies.hpp for options
 //     plant=CHANNEL:MUTATION leaves something out of the protocol, see comm/mutation.h (-DTK_PLANTED_FAULTS)
 //
 // An iteration is one call or two. Slots, input, routing, token counts, the types of messages and of expert numbers
@@ -17,17 +18,18 @@
 
 #include "low_latency_stress_calls.hpp"
 #include "moe/low_latency/buffer.hpp"
+#include "moe/low_latency/inbox.hpp"
 #include "moe/pipeline_cpu.hpp"
-#include "stress_cpu.hpp"
+#include "stress_proxies.hpp"
 
 using namespace tracekern;
 
 namespace {
 
-using CpuBuffer = LowLatencyBuffer<PipelineBackendCpu>;
-
 struct Options : LowLatencyStress {
     CpuExecutor executor;
+    std::vector<uint32_t> host_of;  // [rank]; empty: all ranks map each other
+    NetworkOptions network;
 };
 
 // The other ranks would wait for this one until their time is over.
@@ -36,12 +38,13 @@ struct Options : LowLatencyStress {
     std::_Exit(code);
 }
 
+template <class Comm>
 class Rank {
 public:
-    Rank(const Options& options, CpuCommunicator& comm)
+    Rank(const Options& options, const LowLatencyConfig& config, CpuCommunicator& comm)
         : options_(options),
           comm_(comm),
-          buffer_(comm, options.config, PipelineBackendCpu(options.executor), /*first_stage=*/0),
+          buffer_(comm, config, PipelineBackendCpu(options.executor), /*first_stage=*/0),
           scale_(expert_scale(options.config.shape)),
           layout_(options.config.shape),
           headers_(TraceRegion::num_headers(options.stress, num_tracks())),
@@ -53,6 +56,8 @@ public:
                   records_.data()) {
         for (auto& memory : memory_) memory.resize(layout_.bytes / sizeof(Vector16));
     }
+
+    const auto& args() { return buffer_.args(); }
 
     // Returns the exit code.
     int run() {
@@ -99,7 +104,7 @@ private:
 
     const Options& options_;
     CpuCommunicator& comm_;
-    CpuBuffer buffer_;
+    LowLatencyBuffer<PipelineBackendCpu, Comm> buffer_;
     const std::vector<float> scale_;
     const CallLayout layout_;
     std::vector<Vector16> memory_[Turn::kMaxCalls];
@@ -108,16 +113,33 @@ private:
     TraceRegion region_;
 };
 
+template <class Comm>
 int run(const Options& options) {
     const uint32_t num_ranks = options.config.shape.num_ranks;
     const StressHeaps heaps(num_ranks, LowLatency::heap_bytes(options.config));
+    const auto mapped = [&](uint32_t rank) {
+        return kIsFar<Comm> ? heaps.of_host(rank, options.host_of) : heaps.addresses;
+    };
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
-    std::vector<std::unique_ptr<Rank>> ranks;
+    std::vector<std::unique_ptr<Rank<Comm>>> ranks;
+    std::vector<std::unique_ptr<RankNetwork>> networks;
+    std::optional<FabricLibrary> library;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
-        comms.push_back(
-            std::make_unique<CpuCommunicator>(rank, heaps.addresses, options.stress.timeout_ns, heaps.clock));
-        ranks.push_back(std::make_unique<Rank>(options, *comms[rank]));
+        comms.push_back(std::make_unique<CpuCommunicator>(rank, mapped(rank), options.stress.timeout_ns, heaps.clock));
+        LowLatencyConfig config = options.config;
+        if constexpr (kIsFar<Comm>) {
+            if (!library) library.emplace(options.network.library);
+            const auto layout = LowLatencyLayout::make(config.shape, config.first_byte);
+            networks.push_back(std::make_unique<RankNetwork>(options.network, layout.far_bytes));
+            config.commands = &networks[rank]->ring();
+            config.far_heap = networks[rank]->far_heap();
+        }
+        ranks.push_back(std::make_unique<Rank<Comm>>(options, config, *comms[rank]));
+        if constexpr (kIsFar<Comm>)
+            networks[rank]->open(*library, comms[rank]->args(), LowLatencyInbox(ranks[rank]->args()));
     }
+    if constexpr (kIsFar<Comm>) RankNetwork::meet_all(networks, options.host_of);
+    for (auto& network : networks) network->start();
     std::vector<int> exits(num_ranks);
     {
         std::vector<std::jthread> threads;
@@ -138,16 +160,21 @@ int main(int argc, char** argv) {
         return 2;
     }
     Options options{};
+    OptionSetters setters = cpu_setters();
+    setters["hosts"] = [&](const std::string& value) { options.host_of = parse_hosts(value); };
+    options.network.add_setters(setters);
     options.executor =
         static_cast<CpuExecutor>(choose(arguments[0], std::initializer_list<const char*>{"fibers", "threads"}));
     arguments.erase(arguments.begin());  // the GPU's program has none
     try {
-        static_cast<LowLatencyStress&>(options) = LowLatencyStress::parse(arguments, cpu_setters());
+        static_cast<LowLatencyStress&>(options) = LowLatencyStress::parse(arguments, setters);
+        if (!options.host_of.empty() && options.host_of.size() != options.config.shape.num_ranks)
+            throw std::invalid_argument("hosts: wanted as many ranks as there are");
     } catch (const std::invalid_argument& error) {
         std::fprintf(stderr, "low_latency_stress: %s\n", error.what());
         return 2;
     }
-    const int code = run(options);
+    const int code = options.host_of.empty() ? run<CommArgs>(options) : run<FarArgs>(options);
     if (code == 0) std::puts("ok");
     return code;
 }

@@ -65,7 +65,7 @@ int run_rank(const Options& options, CpuCommunicator& comm, ShuffledTransport& t
     Args args{};
     static_cast<CommArgs&>(args.comm) = comm.args();
     args.comm.transport = &transport;
-    args.comm.ranks_per_node = args.num_locals = options.num_locals;
+    args.num_locals = options.num_locals;
     args.num_nodes = options.num_nodes;
     args.max_tokens = options.max_tokens;
     args.num_calls = options.num_calls;
@@ -89,8 +89,10 @@ int run(const Options& options) {
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
     std::vector<std::unique_ptr<ShuffledTransport>> transports;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
-        comms.push_back(std::make_unique<CpuCommunicator>(
-            rank, heaps.node_of(rank, options.num_locals), options.stress.timeout_ns, heaps.clock));
+        comms.push_back(std::make_unique<CpuCommunicator>(rank,
+                                                          heaps.of_host(rank, hosts_of(num_ranks, options.num_locals)),
+                                                          options.stress.timeout_ns,
+                                                          heaps.clock));
         auto* memory = comms[rank]->args().at<RingMemory>(rank, sizeof(HeapControl));
         for (uint32_t channel = 0; channel < options.launch.num_blocks; ++channel) never_raise(memory[channel]);
     }

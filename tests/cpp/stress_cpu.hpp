@@ -1,6 +1,8 @@
 // What the attacking programs share on the CPU backend: heaps of ranks in one process, and planted faults.
 #pragma once
 
+#include <sstream>
+
 #include "comm/communicator_cpu.hpp"
 #include "stress_common.hpp"
 
@@ -26,6 +28,23 @@ inline OptionSetters cpu_setters() {
     return setters;
 }
 
+// Of each rank the number of its host, where hosts have so many ranks each.
+inline std::vector<uint32_t> hosts_of(uint32_t num_ranks, uint32_t ranks_per_host) {
+    std::vector<uint32_t> host_of(num_ranks);
+    for (uint32_t rank = 0; rank < num_ranks; ++rank) host_of[rank] = rank / ranks_per_host;
+    return host_of;
+}
+// The same of "3+5": three ranks on one host, five on the next.
+inline std::vector<uint32_t> parse_hosts(const std::string& text) {
+    std::vector<uint32_t> host_of;
+    std::stringstream sizes(text);
+    uint32_t host = 0;
+    for (std::string size; std::getline(sizes, size, '+'); ++host) {
+        host_of.insert(host_of.end(), StressOptions::number(size), host);
+    }
+    return host_of;
+}
+
 // The symmetric heap of all ranks in one process.
 struct StressHeaps {
     StressHeaps(uint32_t num_ranks, uint64_t bytes) : memory(num_ranks) {
@@ -34,11 +53,11 @@ struct StressHeaps {
             addresses.push_back(reinterpret_cast<uint64_t>(heap.data()));
         }
     }
-    // As a rank sees them that maps those of its own node alone: 0 for all others.
-    std::vector<uint64_t> node_of(uint32_t rank, uint32_t ranks_per_node) const {
+    // As a rank sees them that maps those of its own host alone: 0 for all others.
+    std::vector<uint64_t> of_host(uint32_t rank, const std::vector<uint32_t>& host_of) const {
         std::vector<uint64_t> mapped = addresses;
         for (uint32_t peer = 0; peer < mapped.size(); ++peer) {
-            if (peer / ranks_per_node != rank / ranks_per_node) mapped[peer] = 0;
+            if (host_of[peer] != host_of[rank]) mapped[peer] = 0;
         }
         return mapped;
     }

@@ -211,13 +211,15 @@ int run(const TwoHopStress& options) {
     std::vector<std::unique_ptr<Rank<Family>>> ranks;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
         comms.push_back(std::make_unique<CpuCommunicator>(
-            rank, kIsFar ? heaps.node_of(rank, peers) : heaps.addresses, options.stress.timeout_ns, heaps.clock));
+            rank,
+            kIsFar ? heaps.of_host(rank, hosts_of(num_ranks, peers)) : heaps.addresses,
+            options.stress.timeout_ns,
+            heaps.clock));
         ranks.push_back(std::make_unique<Rank<Family>>(options, *comms[rank], inputs));
         if constexpr (kIsFar) {
             transports.push_back(
                 std::make_unique<ShuffledTransport>(heaps.addresses, uint64_t{options.seed} * kMaxRanks + rank));
             ranks[rank]->args().comm.transport = transports[rank].get();
-            ranks[rank]->args().comm.ranks_per_node = peers;
         }
     }
     std::vector<int> exits(num_ranks);

@@ -5,13 +5,13 @@
 #pragma once
 
 #include "comm/barrier.h"
-#include "moe/low_latency/layout.h"
+#include "moe/low_latency/put.h"
 
 namespace tracekern {
 
 // All sub-warps of the warp group have come as far as this. num_shared: of what they share one by one, in turns.
-template <class Rec>
-TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context, [[maybe_unused]] uint32_t num_shared) {
+template <class Context>
+TK_DEVICE void wait_sub_warps(Context& context, [[maybe_unused]] uint32_t num_shared) {
     const WarpGroup group = context.warp_group();
     const bool has_part = context.is_recorded(context.sub_warp_id() < num_shared);
     traced_barrier_if<LowLatencyEvent::wait_sub_warps>(has_part, context, group, group.id);
@@ -19,8 +19,8 @@ TK_DEVICE void wait_sub_warps(LowLatencyContext<Rec>& context, [[maybe_unused]] 
 
 // The same, for the rows of a pair that one of them claims; returns how many. Only behind the barrier it is known which
 // sub-warps have a row; for the second one all waited.
-template <class Rec>
-TK_DEVICE uint32_t wait_claimed(LowLatencyContext<Rec>& context, ExpertPair from) {
+template <class Context>
+TK_DEVICE uint32_t wait_claimed(Context& context, ExpertPair from) {
     TK_TIME(context.recorder, LowLatencyEvent::wait_group, arrived);
     context.warp_group().block_sync();
     const uint32_t count = context.group().count, sub_warp = context.sub_warp_id();
@@ -34,8 +34,8 @@ TK_DEVICE uint32_t wait_claimed(LowLatencyContext<Rec>& context, ExpertPair from
 // One warp of each block calls it, once in a kernel. True in that of the block that comes last: what warps of all
 // blocks did before, and told theirs behind a barrier, is done. All have read what the kernel found in the slot, each
 // before it came to begin_kernel()'s barrier.
-template <class Rec>
-TK_DEVICE bool is_last_block(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE bool is_last_block(Context& context) {
     uint32_t* blocks_passed = &context.args.state->blocks_passed;
     const uint32_t before = take_ticket<CommChannel::grid>(context.warp, blocks_passed);
     if (before != context.warp.num_blocks - 1) return false;
@@ -46,13 +46,14 @@ TK_DEVICE bool is_last_block(LowLatencyContext<Rec>& context) {
 // Tells all ranks that this rank's calls of the slot are over as far as combine `number` of the handle of `epoch`, or
 // its dispatch where that is 0, and waits until they are at each of them. All warps of a block share the peers; false:
 // one gave up. A flag only goes on, so what it says holds however far a peer has come since.
-template <class Rec>
-TK_DEVICE bool exchange_acks(LowLatencyContext<Rec>& context, uint64_t epoch, uint32_t number) {
+template <class Context>
+TK_DEVICE bool exchange_acks(Context& context, uint64_t epoch, uint32_t number) {
     constexpr auto kChannel = LowLatencyChannel::ack;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     Warp& warp = context.warp;
     const auto tell = [&](uint32_t peer) {
         TK_SIGNAL(context.recorder, LowLatencyEvent::signal_ack, peer, number & kCombineMask);
+        if (is_far(context, peer)) return put_ack(context, peer, epoch, number);
         signal<kChannel>(warp, args.ack(peer, context.comm.rank), epoch, number);
     };
     const auto wait_for_peer = [&](uint32_t peer) {
@@ -70,8 +71,8 @@ TK_DEVICE bool exchange_acks(LowLatencyContext<Rec>& context, uint64_t epoch, ui
 }
 
 // All warps of the block, or those of them that share its tokens.
-template <class Rec>
-TK_DEVICE void wait_token_warps([[maybe_unused]] LowLatencyContext<Rec>& context, const WarpGroup& warps) {
+template <class Context>
+TK_DEVICE void wait_token_warps([[maybe_unused]] Context& context, const WarpGroup& warps) {
     TK_WAIT(context.recorder, LowLatencyEvent::wait_sub_warps, warps.id);
     TK_END_AFTER_BARRIER(warps);
 }
@@ -79,8 +80,8 @@ TK_DEVICE void wait_token_warps([[maybe_unused]] LowLatencyContext<Rec>& context
 // What all kernels but that of experts begin with: shared memory as zeros. False if some rank gave up, the same in all
 // warps of a block: what an earlier kernel of this rank waited for may never have come, and then nothing says that the
 // peers' buffers are free. number: of a combine.
-template <class Rec>
-TK_DEVICE bool begin_kernel(LowLatencyContext<Rec>& context, uint32_t number = 0) {
+template <class Context>
+TK_DEVICE bool begin_kernel(Context& context, uint32_t number = 0) {
     Warp& warp = context.warp;
     LowLatencyShared& shared = context.shared();
     if (warp.warp == 0) {

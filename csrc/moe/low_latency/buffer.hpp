@@ -10,9 +10,9 @@
 
 namespace tracekern {
 
-template <class OwnBackend>
-class LowLatencyBuffer : public RankKernels<LowLatency, OwnBackend> {
-    using Base = RankKernels<LowLatency, OwnBackend>;
+template <class OwnBackend, class Comm = CommArgs>
+class LowLatencyBuffer : public RankKernels<LowLatencyOn<Comm>, OwnBackend> {
+    using Base = RankKernels<LowLatencyOn<Comm>, OwnBackend>;
     using Base::args_, Base::backend_, Base::config_;
 
 public:

@@ -93,9 +93,9 @@ TK_DEVICE void cast_values(
 }
 
 // All warps of a share cast the token; the first also writes the header.
-template <bool kFp8, class Rec>
-TK_DEVICE void cast_token(LowLatencyContext<Rec>& context, char* message, uint32_t token, CastShare share) {
-    const LowLatencyArgs& args = context.args;
+template <bool kFp8, class Context>
+TK_DEVICE void cast_token(Context& context, char* message, uint32_t token, CastShare share) {
+    const auto& args = context.args;
     TK_RANGE(context.recorder, LowLatencyEvent::cast_token, token);
     const char* row = args.call.x + uint64_t{token} * args.shape.row_bytes();
     if (share.index == 0 && context.warp.is_leader()) {

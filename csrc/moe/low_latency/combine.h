@@ -35,8 +35,8 @@ constexpr uint32_t kNumResultLists = 2;
 namespace low_latency_combine {
 
 // Send, receive, or both in one launch.
-template <LowLatencyStage kOwnStage>
-struct Kernel : LowLatencyKernel<kOwnStage> {
+template <LowLatencyStage kOwnStage, class Comm>
+struct Kernel : LowLatencyKernel<kOwnStage, Comm> {
     static constexpr bool kSends = kOwnStage != LowLatencyStage::combine_recv;
     static constexpr bool kReceives = kOwnStage != LowLatencyStage::combine_send;
 
@@ -51,14 +51,15 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
     }
 
     template <class Rec>
-    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgsOn<Comm>& args, typename Rec::Args trace) {
         const uint64_t epoch = args.call.handle->epoch;
         const uint64_t last = kSends ? args.slot().combined.word : 0;
-        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
+        LowLatencyContext<Rec, Comm> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
         const uint32_t number = number_of(args, epoch, last);      // only now: what it waits for holds up no track
         const int64_t range = kSends ? rows_to_send(context) : 0;  // under way while the block begins
         if (!begin_kernel(context, number)) return;
         if (kSends && number > 1 && !exchange_acks(context, epoch, number - 1)) return;
+        if (kSends && !wait_staging(context, Staged::rows)) return;
         if (kSends && warp.block == 0 && warp.warp == 0) warp.leader([&] { args.call.handle->num_combines = number; });
         if constexpr (kSends) combine_send(context, range);
         if constexpr (kReceives) combine_recv(context);
@@ -70,10 +71,10 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
 // ---- send ----
 
 // The rows of the group's pair.
-template <class Rec>
-TK_DEVICE int64_t rows_to_send(const LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE int64_t rows_to_send(const Context& context) {
     if (context.is_idle()) return 0;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const ExpertPair to = context.pair();
     return args.call.packed_recv_layout_range[to.local_expert * args.shape.num_ranks + to.rank];
 }
@@ -84,23 +85,25 @@ struct RowShare {
     uint32_t first, stride;      // rows
     uint32_t part, num_sharers;  // of each
 
-    TK_DEVICE static RowShare of(uint32_t sub_warp, uint32_t num_sub_warps, uint32_t num_rows) {
+    TK_DEVICE static RowShare of(uint32_t sub_warp, uint32_t num_sub_warps, uint32_t num_rows, uint32_t max_sharers) {
         const uint32_t of_row = num_rows ? num_sub_warps / num_rows : 0;
-        const uint32_t sharers = of_row > kMaxSharers ? kMaxSharers : of_row;
+        const uint32_t sharers = of_row > max_sharers ? max_sharers : of_row;
         if (sharers < 2) return {sub_warp, num_sub_warps, 0, 1};
         return {sub_warp / sharers, num_sub_warps / sharers, sub_warp % sharers, sharers};
     }
 };
 
-template <class Rec>
-TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
+template <class Context>
+TK_DEVICE void combine_send(Context& context, int64_t range) {
     if (context.is_idle()) return;
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const ExpertPair to = context.pair();
     const uint32_t expert = context.own_expert(to.local_expert);
     const uint32_t count = packed_count(range);
-    const RowShare share = RowShare::of(context.sub_warp_id(), args.launch.num_warps_per_group, count);
+    const bool goes_far = is_far(context, to.rank);
+    const RowShare share = RowShare::of(
+        context.sub_warp_id(), args.launch.num_warps_per_group, count, goes_far ? 1 : RowShare::kMaxSharers);
     constexpr uint32_t kVector = sizeof(Vector16);
     const RowPart part = RowPart::of(args.shape.row_bytes() / kVector, share.part, share.num_sharers);
     TK_NO_UNROLL
@@ -109,6 +112,11 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
         TK_RANGE(context.recorder, LowLatencyEvent::send_result, to.rank, to.local_expert);
         const uint32_t token = args.call.packed_recv_src_info[row];
         const char* from = args.call.expert_rows + row * args.shape.row_bytes();
+        if (goes_far) {
+            if (!put_row(context, to, token, from)) break;
+            TK_END(token, part.count);
+            continue;
+        }
         copy_vectors(warp,
                      args.result_row(to.rank, expert, token) + part.begin * kVector,
                      from + part.begin * kVector,
@@ -122,17 +130,21 @@ TK_DEVICE void combine_send(LowLatencyContext<Rec>& context, int64_t range) {
               to.rank,
               to.local_expert,
               context.shared().number & kCombineMask);
-    signal_peer<LowLatencyChannel::results>(
-        context, to.rank, args.result_flag(to.rank, expert), context.shared().number);
+    if (goes_far) {
+        put_results(context, to, count);
+    } else {
+        signal_peer<LowLatencyChannel::results>(
+            context, to.rank, args.result_flag(to.rank, expert), context.shared().number);
+    }
     TK_END(count);
 }
 
 // ---- receive ----
 
-template <class Rec>
-TK_DEVICE void combine_recv(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void combine_recv(Context& context) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     if (warp.warp == warp.num_warps - 1) {
         note_combine(context);
         wait_ranks(context);
@@ -151,10 +163,10 @@ TK_DEVICE void combine_recv(LowLatencyContext<Rec>& context) {
 }
 
 // Waits for a token's results and lists them, a lane each.
-template <class Rec>
-TK_DEVICE void list_results(LowLatencyContext<Rec>& context, uint32_t token, ResultList& list) {
+template <class Context>
+TK_DEVICE void list_results(Context& context, uint32_t token, ResultList& list) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const auto expert = named_experts(warp, args, token);
     const auto weight = warp.lanes([&](int lane) {
         const auto choice = static_cast<uint32_t>(lane);
@@ -175,9 +187,9 @@ TK_DEVICE void list_results(LowLatencyContext<Rec>& context, uint32_t token, Res
 
 // Waits until all results of a token have come: those of the lanes in `lanes`, an expert each. The span ends with the
 // one that came last.
-template <class Rec>
-TK_DEVICE bool wait_results(LowLatencyContext<Rec>& context, const PerLane<uint32_t>& expert, uint32_t lanes) {
-    const LowLatencyArgs& args = context.args;
+template <class Context>
+TK_DEVICE bool wait_results(Context& context, const PerLane<uint32_t>& expert, uint32_t lanes) {
+    const auto& args = context.args;
     const auto pair_of = [&](uint32_t among) {
         const uint32_t chosen = context.warp.shuffle(expert, static_cast<int>(first_bit(among)));
         return ExpertPair::of(chosen, args.shape.num_local_experts());
@@ -190,7 +202,7 @@ TK_DEVICE bool wait_results(LowLatencyContext<Rec>& context, const PerLane<uint3
             of.rank,
             of.local_expert,
             context.shared().number & kCombineMask);
-    const WaitStatistic statistic = WaitStatistic::begin(args);
+    const WaitStatistic statistic = WaitStatistic::begin(args.call);
     while (lanes) {
         of = pair_of(lanes);
         const WaitFor whom = wait_for(context, of.rank, of.local_expert);
@@ -208,10 +220,10 @@ TK_DEVICE bool wait_results(LowLatencyContext<Rec>& context, const PerLane<uint3
 
 // out = round(sum over the choices k, in their order, of weight[k] * result[k]), each product and sum rounded on its
 // own. The warps of a block share the columns.
-template <class Rec>
-TK_DEVICE void reduce_token(LowLatencyContext<Rec>& context, uint32_t token, const ResultList& list) {
+template <class Context>
+TK_DEVICE void reduce_token(Context& context, uint32_t token, const ResultList& list) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     TK_RANGE(context.recorder, LowLatencyEvent::reduce_token, token);
     char* out = args.call.out + uint64_t{token} * args.shape.row_bytes();
     const RowPart part = RowPart::of(args.shape.hidden / kPackCount<BFloat16>, warp.warp, warp.num_warps);
@@ -220,10 +232,10 @@ TK_DEVICE void reduce_token(LowLatencyContext<Rec>& context, uint32_t token, con
 
 // Waits for a flag of each rank, which says that its dispatch is over. Blocks share the ranks from the last block on,
 // which has no token where there are few. The last warp of a block does so while the first one waits for its token.
-template <class Rec>
-TK_DEVICE void wait_ranks(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void wait_ranks(Context& context) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     for (uint32_t rank = warp.num_blocks - 1 - warp.block; rank < args.shape.num_ranks; rank += warp.num_blocks) {
         const uint64_t* flag = args.result_flag(context.comm.rank, rank * args.shape.num_local_experts());
         const auto wait_now = [&] {
@@ -235,8 +247,8 @@ TK_DEVICE void wait_ranks(LowLatencyContext<Rec>& context) {
 }
 
 // Takes down in the slot that the handle's combine is received.
-template <class Rec>
-TK_DEVICE void note_combine(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void note_combine(Context& context) {
     if (!is_last_block(context)) return;
     context.warp.leader([&] {
         context.args.slot().combined.word = context.epoch;

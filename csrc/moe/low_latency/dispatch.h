@@ -27,22 +27,23 @@
 
 namespace tracekern {
 
-template <LowLatencyStage kOwnStage>
+template <LowLatencyStage kOwnStage, class OwnComm>
 struct LowLatencyKernel {
-    using Args = LowLatencyArgs;
+    using Comm = OwnComm;
+    using Args = LowLatencyArgsOn<Comm>;
     static constexpr LowLatencyStage kStage = kOwnStage;
     static constexpr uint32_t kMaxThreads = 1024;
 
     static uint64_t shared_bytes(const LowLatencyArgs&, uint32_t) { return sizeof(LowLatencyShared); }
 };
 
-// Of the messages that follow LowLatencyShared: one is cast while the other is sent. That of the token before the last
+// Messages that follow LowLatencyShared: one is cast while the other is sent. That of the token before the last
 // was sent, since the warps that sent it have met since.
-constexpr uint32_t kNumStaged = 2;
-template <bool kFp8, class Rec>
-TK_DEVICE char* staged_message(LowLatencyContext<Rec>& context, uint32_t turn) {
+constexpr uint32_t kNumMessages = 2;
+template <bool kFp8, class Context>
+TK_DEVICE char* staged_message(Context& context, uint32_t turn) {
     const MessageLayout layout = MessageLayout::of(context.args.shape.hidden, kFp8);
-    return reinterpret_cast<char*>(&context.shared() + 1) + turn % kNumStaged * layout.bytes;
+    return reinterpret_cast<char*>(&context.shared() + 1) + turn % kNumMessages * layout.bytes;
 }
 
 // The last warp of a block tells counts, the others cast and send.
@@ -54,24 +55,26 @@ TK_DEVICE bool is_count_warp(const Warp& warp) {
 namespace low_latency_dispatch {
 
 // Send, receive, or both in one launch.
-template <LowLatencyStage kOwnStage, bool kFp8>
-struct Kernel : LowLatencyKernel<kOwnStage> {
+template <LowLatencyStage kOwnStage, bool kFp8, class Comm>
+struct Kernel : LowLatencyKernel<kOwnStage, Comm> {
     static constexpr bool kSends = kOwnStage != LowLatencyStage::dispatch_recv;
     static constexpr bool kReceives = kOwnStage != LowLatencyStage::dispatch_send;
 
     static uint64_t shared_bytes(const LowLatencyArgs& args, uint32_t) {
-        return sizeof(LowLatencyShared) + (kSends ? kNumStaged * MessageLayout::of(args.shape.hidden, kFp8).bytes : 0);
+        return sizeof(LowLatencyShared) +
+               (kSends ? kNumMessages * MessageLayout::of(args.shape.hidden, kFp8).bytes : 0);
     }
 
     template <class Rec>
-    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgsOn<Comm>& args, typename Rec::Args trace) {
         const uint64_t last = kSends ? args.slot().dispatched.word : args.call.handle->epoch;
         const uint64_t last_combined = kSends ? args.slot().combined.word : 0;
         const auto epoch_of = [&] { return kSends ? epoch_behind(last, args.call.slot) : last; };
         const auto role = kSends && is_count_warp(warp) ? LowLatencyRole::count : LowLatencyRole::dispatch;
-        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, role, epoch_of);
+        LowLatencyContext<Rec, Comm> context(warp, args, trace, kOwnStage, role, epoch_of);
         const bool was_dropped = kSends && last != last_combined;
-        if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0))) {
+        if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0)) &&
+            (!kSends || wait_staging(context, Staged::messages))) {
             if constexpr (kSends) {
                 count_sends(context);
                 // Not else, with which the compiler lays out the code of sends behind that of counts.
@@ -93,8 +96,8 @@ struct Kernel : LowLatencyKernel<kOwnStage> {
 struct OwnExperts {
     uint32_t first, count;
 
-    template <class Rec>
-    TK_DEVICE static OwnExperts of(const LowLatencyContext<Rec>& context) {
+    template <class Context>
+    TK_DEVICE static OwnExperts of(const Context& context) {
         const uint32_t groups = context.args.launch.num_warp_groups, first = context.warp.block * groups;
         const uint32_t left = first < context.args.shape.num_experts ? context.args.shape.num_experts - first : 0;
         return {first, left < groups ? left : groups};
@@ -102,8 +105,8 @@ struct OwnExperts {
 };
 
 // All warps of a block: with few tokens a load each, before the stores of messages are in its way.
-template <class Rec>
-TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void count_sends(Context& context) {
     const OwnExperts own = OwnExperts::of(context);
     count_tokens(context.warp, context.args, own.first, own.count, [&](uint32_t group, uint32_t count) {
         context.warp.leader([&] { add_relaxed_block(&context.shared().groups[group].num_sent, count); });
@@ -111,16 +114,18 @@ TK_DEVICE void count_sends(LowLatencyContext<Rec>& context) {
 }
 
 // Tells the ranks of these experts how many tokens they get. The last warp.
-template <class Rec>
-TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void signal_counts(Context& context) {
     wait_counted(context);
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const OwnExperts own = OwnExperts::of(context);
     const auto pair_of = [&](uint32_t group) {
         return ExpertPair::of(own.first + group, args.shape.num_local_experts());
     };
     const auto* groups = context.shared().groups;
+    const uint32_t lanes =
+        mapped_lanes(context, own.count, [&](int lane) { return pair_of(static_cast<uint32_t>(lane)).rank; });
     // All at once: each release waits for what is under way, also for messages that other warps send.
     const auto tell = [&] {
         const auto flag_of = [&](int lane) {
@@ -129,20 +134,21 @@ TK_DEVICE void signal_counts(LowLatencyContext<Rec>& context) {
         };
         // -n - 1, as in DeepEP, where 0 is no count. The epoch in front of it says of which call it is.
         const auto value_of = [&](int lane) { return ~groups[lane].num_sent; };
-        signal_all<LowLatencyChannel::count>(warp, (1u << own.count) - 1, flag_of, context.epoch, value_of);
+        signal_all<LowLatencyChannel::count>(warp, lanes, flag_of, context.epoch, value_of);
     };
     TK_NO_UNROLL
     for (uint32_t group = 0; group < own.count; ++group) {
         const ExpertPair to = pair_of(group);
         TK_SIGNAL(context.recorder, LowLatencyEvent::signal_count, to.rank, to.local_expert);
+        if (!(lanes >> group & 1)) put_count(context, to, groups[group].num_sent);
         if (group + 1 == own.count) tell();
         TK_END(groups[group].num_sent);
     }
 }
 
 // All warps of the block have counted, and cast its first token if it has one.
-template <class Rec>
-TK_DEVICE void wait_counted(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void wait_counted(Context& context) {
     const bool has_part = context.is_recorded(context.has_tokens());
     traced_barrier_if<LowLatencyEvent::wait_sub_warps>(has_part, context, context.warp, 0u);
 }
@@ -164,10 +170,10 @@ TK_DEVICE SendTarget take_place(Warp& warp,
 }
 
 // The tokens of this block. All its warps but the last. What a warp sends it looks up while it casts.
-template <bool kFp8, class Rec>
-TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
+template <bool kFp8, class Context>
+TK_DEVICE void send_tokens(Context& context) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const CastShare share{warp.warp, warp.num_warps - 1};
     const WarpGroup casters{1, share.num_warps, warp, context.shared().arrivals};
     if (!context.has_tokens()) wait_counted(context);
@@ -179,23 +185,28 @@ TK_DEVICE void send_tokens(LowLatencyContext<Rec>& context) {
         cast_token<kFp8>(context, message, token, share);
         const SendTarget target = take_place(warp, args, named, warp.warp);
         turn == 0 ? wait_counted(context) : wait_token_warps(context, casters);
+        if (has_far_choice(context, named)) {
+            stage_message<kFp8>(context, message, token, share);
+            wait_token_warps(context, casters);
+        }
         if (warp.warp < args.call.topk) send_message<kFp8>(context, message, token, warp.warp, target);
     }
     if (warp.warp == 0) note_dispatch(context);
 }
 
 // Copies the message of one choice from shared memory to its expert's rank, and says there that it came.
-template <bool kFp8, class Rec>
+template <bool kFp8, class Context>
 TK_DEVICE void send_message(
-    LowLatencyContext<Rec>& context, const char* message, uint32_t token, uint32_t choice, const SendTarget& target) {
+    Context& context, const char* message, uint32_t token, uint32_t choice, const SendTarget& target) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const uint32_t expert = target.expert;
     if (expert == kNoExpert) return warp.leader([&] { report_if_bad(args, token, choice); });
     const ExpertPair to = ExpertPair::of(expert, args.shape.num_local_experts());
     const uint32_t place = warp.shuffle(target.place, 0), own_rank = context.comm.rank;
+    const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
+    if (is_far(context, to.rank)) return put_message(context, token, to, place, layout);
     {
-        const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
         TK_RANGE(context.recorder, LowLatencyEvent::send_message, to.rank, expert, place);
         auto* there = reinterpret_cast<Vector16*>(args.recv_message(to.rank, to.local_expert, own_rank, place, layout));
         const auto* here = reinterpret_cast<const Vector16*>(message);
@@ -209,10 +220,10 @@ TK_DEVICE void send_message(
 
 // Takes the slot's epoch down, and the handle's, and leaves the places for the slot's next dispatch. The first warp of
 // a block, behind the barrier of its last token: when it is the last of all blocks, all places were taken.
-template <class Rec>
-TK_DEVICE void note_dispatch(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void note_dispatch(Context& context) {
     if (!is_last_block(context)) return;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     context.warp.strided(args.shape.num_experts, [&](uint32_t expert) { *args.slot_counter(expert) = 0; });
     context.warp.leader([&] {
         args.slot().dispatched.word = context.epoch;
@@ -222,8 +233,8 @@ TK_DEVICE void note_dispatch(LowLatencyContext<Rec>& context) {
 
 // ---- receive ----
 
-template <bool kFp8, class Rec>
-TK_DEVICE void dispatch_recv(LowLatencyContext<Rec>& context) {
+template <bool kFp8, class Context>
+TK_DEVICE void dispatch_recv(Context& context) {
     if (context.is_idle()) return;
     const ExpertPair from = context.pair();
     const uint32_t sub_warp = context.sub_warp_id();
@@ -256,28 +267,28 @@ TK_DEVICE uint32_t claim(Warp& warp, const LowLatencyArgs& args, uint32_t local_
 
 // How long a warp waited for a rank's flags, added up for callers who ask. In dispatch until a first message was there.
 struct WaitStatistic {
-    const LowLatencyArgs& args;
+    const LowLatencyCall& call;
     const uint64_t started;
 
-    TK_DEVICE static WaitStatistic begin(const LowLatencyArgs& args) {
-        return {args, args.call.wait_ticks ? read_clock() : 0};
+    TK_DEVICE static WaitStatistic begin(const LowLatencyCall& call) {
+        return {call, call.wait_ticks ? read_clock() : 0};
     }
     TK_DEVICE void add(Warp& warp, uint32_t rank) const {
-        if (!args.call.wait_ticks) return;
-        warp.leader([&] { add_relaxed_device(args.call.wait_ticks + rank, read_clock() - started); });
+        if (!call.wait_ticks) return;
+        warp.leader([&] { add_relaxed_device(call.wait_ticks + rank, read_clock() - started); });
     }
 };
 
 // Waits for the count of the pair, claims its rows and tells the group. A wait that failed claims none.
-template <class Rec>
-TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void claim_rows(Context& context) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const ExpertPair from = context.pair();
     const uint64_t* flag = args.count_flag(context.comm.rank, from.local_expert, from.rank);
     const auto wait_now = [&] {
         const WaitFor whom = wait_for(context, from.rank, from.local_expert);
-        const WaitStatistic statistic = WaitStatistic::begin(args);
+        const WaitStatistic statistic = WaitStatistic::begin(args.call);
         const WaitResult seen = wait<LowLatencyChannel::count>(warp, context.comm, flag, context.epoch, whom);
         const uint32_t num_tokens = seen.ok ? ~seen.value & kMaxFlagValue : 0;
         if (num_tokens == 0) statistic.add(warp, from.rank);  // else with the first message
@@ -295,8 +306,8 @@ TK_DEVICE void claim_rows(LowLatencyContext<Rec>& context) {
 }
 
 // The message of a place has come.
-template <class Rec>
-TK_DEVICE bool wait_message(LowLatencyContext<Rec>& context, ExpertPair from, uint32_t place) {
+template <class Context>
+TK_DEVICE bool wait_message(Context& context, ExpertPair from, uint32_t place) {
     const uint64_t* flag = context.args.message_flag(context.comm.rank, from.local_expert, from.rank, place);
     const auto wait_now = [&] {
         const WaitFor whom = wait_for(context, from.rank, from.local_expert);
@@ -305,15 +316,15 @@ TK_DEVICE bool wait_message(LowLatencyContext<Rec>& context, ExpertPair from, ui
     if (!record_wait<LowLatencyEvent::wait_message>(context, wait_now, from.rank, from.local_expert, place).ok) {
         return false;
     }
-    if (place == 0) WaitStatistic{context.args, context.group().started}.add(context.warp, from.rank);
+    if (place == 0) WaitStatistic{context.args.call, context.group().started}.add(context.warp, from.rank);
     return true;
 }
 
 // Copies one message to its row.
-template <bool kFp8, class Rec>
-TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint32_t place) {
+template <bool kFp8, class Context>
+TK_DEVICE void copy_token(Context& context, ExpertPair from, uint32_t place) {
     Warp& warp = context.warp;
-    const LowLatencyArgs& args = context.args;
+    const auto& args = context.args;
     const MessageLayout layout = MessageLayout::of(args.shape.hidden, kFp8);
     const uint64_t row = args.packed_row(from.local_expert, context.group().begin + place);
     char* message = args.recv_message(context.comm.rank, from.local_expert, from.rank, place, layout);
@@ -336,8 +347,8 @@ TK_DEVICE void copy_token(LowLatencyContext<Rec>& context, ExpertPair from, uint
 
 // In place of dispatch_recv() where this block leaves out its work: no pair of these experts will ever be complete, so
 // nobody else says how many rows they have, and experts that are launched already are not to read what is there.
-template <class Rec>
-TK_DEVICE void receive_nothing(LowLatencyContext<Rec>& context) {
+template <class Context>
+TK_DEVICE void receive_nothing(Context& context) {
     if (context.is_idle() || context.sub_warp_id() != 0) return;
     uint32_t* count = context.args.call.packed_recv_count + context.pair().local_expert;
     context.warp.leader([&] { exchange_relaxed_device(count, 0u); });  // other blocks may do the same

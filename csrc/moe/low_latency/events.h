@@ -29,6 +29,9 @@
     EVENT(wait_results,     wait,   completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "peer:10 local_expert:13") \
     EVENT(wait_rank,        wait,   completion, "results data local_expert combine", "peer:10 local_expert:13 combine:8",   "")                        \
     EVENT(reduce_token,     work,   issue,      "",                                  "token:16",                            "")                        \
+    EVENT(stage_message,    work,   issue,      "",                                  "token:16",                            "")                        \
+    EVENT(wait_sent,        wait,   completion, "",                                  "slot:1",                              "")                        \
+    EVENT(wait_command_room, wait,  completion, "",                                  "peer:10",                             "")                        \
     EVENT(signal_ack,       signal, completion, "ack data combine",                  "peer:10 combine:8",                   "")                        \
     EVENT(wait_ack,         wait,   completion, "ack data combine",                  "peer:10 combine:8",                   "")
 // clang-format on

@@ -16,26 +16,33 @@ namespace tracekern {
 enum class LowLatencyVariant : uint32_t { low_latency };
 
 // A call is dispatch and combine, each of which is one launch or two.
-template <bool kFp8, class... More>
-using LowLatencyKernels = KernelList<low_latency_dispatch::Kernel<LowLatencyStage::dispatch, kFp8>,
-                                     low_latency_dispatch::Kernel<LowLatencyStage::dispatch_send, kFp8>,
-                                     low_latency_dispatch::Kernel<LowLatencyStage::dispatch_recv, kFp8>,
-                                     LowLatencyExpertRows<LowLatencyStage::scale_experts, kFp8>,
-                                     low_latency_combine::Kernel<LowLatencyStage::combine>,
-                                     low_latency_combine::Kernel<LowLatencyStage::combine_send>,
-                                     low_latency_combine::Kernel<LowLatencyStage::combine_recv>,
+template <class Comm, bool kFp8, class... More>
+using LowLatencyKernels = KernelList<low_latency_dispatch::Kernel<LowLatencyStage::dispatch, kFp8, Comm>,
+                                     low_latency_dispatch::Kernel<LowLatencyStage::dispatch_send, kFp8, Comm>,
+                                     low_latency_dispatch::Kernel<LowLatencyStage::dispatch_recv, kFp8, Comm>,
+                                     LowLatencyExpertRows<LowLatencyStage::scale_experts, kFp8, Comm>,
+                                     low_latency_combine::Kernel<LowLatencyStage::combine, Comm>,
+                                     low_latency_combine::Kernel<LowLatencyStage::combine_send, Comm>,
+                                     low_latency_combine::Kernel<LowLatencyStage::combine_recv, Comm>,
                                      More...>;
-using LowLatencyBf16Kernels = LowLatencyKernels<false>;
-using LowLatencyFp8Kernels = LowLatencyKernels<true, LowLatencyExpertRows<LowLatencyStage::dequantise, true>>;
+template <class Comm>
+using LowLatencyBf16Kernels = LowLatencyKernels<Comm, false>;
+template <class Comm>
+using LowLatencyFp8Kernels =
+    LowLatencyKernels<Comm, true, LowLatencyExpertRows<LowLatencyStage::dequantise, true, Comm>>;
 
 struct LowLatencyConfig : PipelineConfig<LowLatencyVariant> {
     uint32_t fp8 = 0;                           // what messages carry: 0 bf16, 1 fp8
     uint32_t num_warp_groups = 1;               // of a block
     uint64_t first_byte = sizeof(HeapControl);  // of its part of the heap
+    CommandRing* commands = nullptr;            // of FarArgs, like the next one
+    char* far_heap = nullptr;
 };
 
-struct LowLatency {
-    using Args = LowLatencyArgs;
+// Comm: CommArgs, or FarArgs where proxies reach the ranks of other hosts.
+template <class Comm>
+struct LowLatencyOn {
+    using Args = LowLatencyArgsOn<Comm>;
     using Config = LowLatencyConfig;
     using Stage = LowLatencyStage;
     using Variant = LowLatencyVariant;
@@ -60,20 +67,24 @@ struct LowLatency {
     template <class F>
     static void with_kernels(const LowLatencyConfig& config, F f) {
         if (config.fp8) {
-            f(LowLatencyFp8Kernels{});
+            f(LowLatencyFp8Kernels<Comm>{});
         } else {
-            f(LowLatencyBf16Kernels{});
+            f(LowLatencyBf16Kernels<Comm>{});
         }
     }
 
     template <class Memory>
-    static LowLatencyArgs make_args(const LowLatencyConfig& config, Memory& memory) {
+    static Args make_args(const LowLatencyConfig& config, Memory& memory) {
         if (config.number != NumberType::bf16) throw std::invalid_argument("dtype: wanted bf16");
         if (config.shape.hidden % 8 != 0) throw std::invalid_argument("hidden: wanted a multiple of 8");
         if (config.shape.max_tokens > kMaxLowLatencyTokens) {
             throw std::invalid_argument("more than 2^16 - 1 tokens for one rank");
         }
-        LowLatencyArgs args{};
+        Args args{};
+        if constexpr (kIsFar<Comm>) {
+            args.comm.transport = config.commands;
+            args.comm.far_heap = config.far_heap;
+        }
         args.shape = config.shape;
         args.layout = LowLatencyLayout::make(config.shape, config.first_byte);
         args.launch.num_warp_groups = config.num_warp_groups;
@@ -86,7 +97,7 @@ struct LowLatency {
     }
 
     template <class Memory>
-    static void reset(const LowLatencyArgs& args, Memory& memory) {
+    static void reset(const Args& args, Memory& memory) {
         LowLatencyState state{};
         for (LowLatencySlot& slot : state.slots) slot.dispatched.word = slot.combined.word = kNeverEpoch;
         memory.copy_to(args.state, &state, sizeof(state));
@@ -94,8 +105,11 @@ struct LowLatency {
         memory.clear(args.claims_per_expert, claims_bytes(args));
         const size_t count = (args.layout.flags_end - args.layout.count_flags) / sizeof(uint64_t);
         const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
-        memory.copy_to(
-            args.comm.heap[args.comm.rank] + args.layout.count_flags, flags.data(), count * sizeof(uint64_t));
+        const auto lower_flags = [&](char* heap) {
+            memory.copy_to(heap + args.layout.count_flags, flags.data(), count * sizeof(uint64_t));
+        };
+        lower_flags(args.comm.heap[args.comm.rank]);
+        if constexpr (kIsFar<Comm>) lower_flags(args.comm.far_heap);
     }
 
 private:
@@ -106,5 +120,7 @@ private:
         return kNumSlots * uint64_t{args.shape.num_local_experts()} * sizeof(uint64_t);
     }
 };
+
+using LowLatency = LowLatencyOn<CommArgs>;
 
 }  // namespace tracekern

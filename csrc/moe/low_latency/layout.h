@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/context.h"
+#include "comm/proxy_peer.h"
 #include "moe/config.h"
 #include "moe/experts.h"
 #include "moe/low_latency/events.h"
@@ -53,6 +54,11 @@ struct LowLatencyLayout {
     uint64_t recv_bytes;      // of a slot of rdma_recv_x: max_tokens messages of bf16 for each pair
     uint64_t results_bytes;   // of a slot of combine_recv_x
     uint64_t total_bytes;
+    // Of FarArgs::far_heap alone: what this rank's proxy writes from.
+    uint64_t staged_messages;  // [slot][token] message
+    uint64_t staged_rows;      // [slot][local expert][rank][token] row of bf16
+    uint64_t staged_bytes;     // of a slot of staged_messages
+    uint64_t far_bytes;
 
     // first_byte: of the family's part of the heap.
     static LowLatencyLayout make(const MoeShape& shape, uint64_t first_byte) {
@@ -74,6 +80,10 @@ struct LowLatencyLayout {
         layout.rdma_recv_x = take(kNumSlots * layout.recv_bytes);
         layout.combine_recv_x = take(kNumSlots * layout.results_bytes);
         layout.total_bytes = cursor;
+        layout.staged_bytes = shape.max_tokens * stride;
+        layout.staged_messages = take(kNumSlots * layout.staged_bytes);
+        layout.staged_rows = take(kNumSlots * layout.results_bytes);
+        layout.far_bytes = cursor;
         return layout;
     }
 };
@@ -87,11 +97,23 @@ struct BadChoice {
     int64_t expert;
 };
 
+// Where ranks of other hosts say that calls are over, see inbox.hpp.
+constexpr uint32_t kAckWord = kFirstOwnWord;
+
+// What a proxy writes from: each has a tag for each slot.
+enum class Staged : uint32_t { messages, rows };
+constexpr uint32_t kNumStaged = 2;
+TK_HOST_DEVICE constexpr uint32_t tag_of(Staged staged, uint32_t slot) {
+    return 1 + static_cast<uint32_t>(staged) * kNumSlots + slot;
+}
+static_assert(tag_of(Staged::rows, kNumSlots - 1) < kNumTags);
+
 // What a rank keeps of each slot from call to call, in memory that no peer touches.
 struct LowLatencySlot {
-    LineWord dispatched;    // last epoch of a dispatch that took this slot
-    LineWord combined;      // last epoch of a combine of this slot whose receive began
-    LineWord num_combines;  // of that epoch
+    LineWord dispatched;              // last epoch of a dispatch that took this slot
+    LineWord combined;                // last epoch of a combine of this slot whose receive began
+    LineWord num_combines;            // of that epoch
+    LineWord num_posted[kNumStaged];  // commands so far, to write from what was staged
 };
 struct LowLatencyState {
     LowLatencySlot slots[kNumSlots];
@@ -129,9 +151,9 @@ struct LowLatencyCall {
     char* out;                          // [token][hidden] bf16
 };
 
+// What kernels get, wherever the other ranks are.
 struct LowLatencyArgs {
     LowLatencyCall call;
-    CommArgs comm;
     MoeShape shape;
     LowLatencyLaunch launch;
     LowLatencyLayout layout;
@@ -141,39 +163,7 @@ struct LowLatencyArgs {
     BadChoice* bad_choice;                // memory of the host
 
     TK_DEVICE uint32_t rows_per_expert() const { return shape.num_ranks * shape.max_tokens; }
-    // Both arrays have a flag for each expert of all ranks.
-    TK_DEVICE uint64_t* flag(uint64_t array, uint32_t at_rank, uint32_t index) const {
-        return comm.at<uint64_t>(at_rank, array) + call.slot * shape.num_experts + index;
-    }
-    TK_DEVICE uint64_t* count_flag(uint32_t at_rank, uint32_t local_expert, uint32_t of_rank) const {
-        return flag(layout.count_flags, at_rank, local_expert * shape.num_ranks + of_rank);
-    }
-    TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t expert) const {
-        return flag(layout.result_flags, at_rank, expert);
-    }
-    TK_DEVICE uint64_t* ack(uint32_t at_rank, uint32_t of_rank) const {
-        return comm.at<uint64_t>(at_rank, layout.acks) + call.slot * shape.num_ranks + of_rank;
-    }
     TK_DEVICE LowLatencySlot& slot() const { return state->slots[call.slot]; }
-    TK_DEVICE uint64_t* message_flag(uint32_t at_rank, uint32_t local_expert, uint32_t src_rank, uint32_t place) const {
-        const uint64_t pair = uint64_t{call.slot} * shape.num_experts + local_expert * shape.num_ranks + src_rank;
-        return comm.at<uint64_t>(at_rank, layout.message_flags) + pair * shape.max_tokens + place;
-    }
-    // rdma_recv_x[local expert][source rank][slot]. With another type of message a pair lies elsewhere, over what were
-    // other sources' pairs: no rank writes before this one has copied the messages of all.
-    TK_DEVICE char* recv_message(uint32_t at_rank,
-                                 uint32_t local_expert,
-                                 uint32_t src_rank,
-                                 uint32_t place,
-                                 const MessageLayout& message) const {
-        const uint64_t pair = uint64_t{local_expert} * shape.num_ranks + src_rank;
-        return comm.at<char>(at_rank, layout.rdma_recv_x + call.slot * layout.recv_bytes) +
-               (pair * shape.max_tokens + place) * message.stride;
-    }
-    TK_DEVICE char* result_row(uint32_t at_rank, uint32_t expert, uint32_t token) const {
-        return comm.at<char>(at_rank, layout.combine_recv_x + call.slot * layout.results_bytes) +
-               (uint64_t{expert} * shape.max_tokens + token) * shape.row_bytes();
-    }
     TK_DEVICE uint64_t packed_row(uint32_t local_expert, uint32_t row) const {
         return uint64_t{local_expert} * rows_per_expert() + row;
     }
@@ -211,6 +201,79 @@ struct LowLatencyArgs {
     }
 };
 
+// Comm: CommArgs, or FarArgs where proxies reach the ranks of other hosts.
+template <class OwnComm>
+struct LowLatencyArgsOn : LowLatencyArgs {
+    using Comm = OwnComm;
+    Comm comm;
+
+    // ---- places in the heap ----
+
+    // Both arrays have a flag for each expert of all ranks.
+    TK_DEVICE uint64_t flag(uint64_t array, uint32_t index) const {
+        return array + (call.slot * shape.num_experts + index) * sizeof(uint64_t);
+    }
+    // rdma_recv_x[local expert][source rank][slot]. With another type of message a pair lies elsewhere, over what were
+    // other sources' pairs: no rank writes before this one has copied the messages of all.
+    TK_DEVICE uint64_t message_place(uint32_t local_expert,
+                                     uint32_t src_rank,
+                                     uint32_t place,
+                                     const MessageLayout& message) const {
+        const uint64_t pair = uint64_t{local_expert} * shape.num_ranks + src_rank;
+        return layout.rdma_recv_x + call.slot * layout.recv_bytes + (pair * shape.max_tokens + place) * message.stride;
+    }
+    TK_DEVICE uint64_t result_place(uint32_t expert, uint32_t token) const {
+        return layout.combine_recv_x + call.slot * layout.results_bytes +
+               (uint64_t{expert} * shape.max_tokens + token) * shape.row_bytes();
+    }
+    TK_DEVICE uint64_t staged_message_place(uint32_t token, const MessageLayout& message) const {
+        return layout.staged_messages + call.slot * layout.staged_bytes + uint64_t{token} * message.stride;
+    }
+    // Of a token of `to`, as this rank's expert of the pair makes it.
+    TK_DEVICE uint64_t staged_row_place(ExpertPair to, uint32_t token) const {
+        const uint64_t pair = uint64_t{to.local_expert} * shape.num_ranks + to.rank;
+        return layout.staged_rows + call.slot * layout.results_bytes +
+               (pair * shape.max_tokens + token) * shape.row_bytes();
+    }
+
+    // ---- what one rank writes at another, or at itself ----
+
+    template <class T>
+    TK_DEVICE T* written_by(uint32_t writer, uint32_t at_rank, uint64_t place) const {
+        if constexpr (kIsFar<Comm>) {
+            return comm.template written_by<T>(writer, at_rank, place);
+        } else {
+            return comm.template at<T>(at_rank, place);
+        }
+    }
+    TK_DEVICE uint64_t* count_flag(uint32_t at_rank, uint32_t local_expert, uint32_t of_rank) const {
+        const uint64_t place = flag(layout.count_flags, local_expert * shape.num_ranks + of_rank);
+        return written_by<uint64_t>(of_rank, at_rank, place);
+    }
+    TK_DEVICE uint64_t* result_flag(uint32_t at_rank, uint32_t expert) const {
+        return written_by<uint64_t>(shape.rank_of(expert), at_rank, flag(layout.result_flags, expert));
+    }
+    TK_DEVICE uint64_t* ack(uint32_t at_rank, uint32_t of_rank) const {
+        const uint64_t place = layout.acks + (call.slot * shape.num_ranks + of_rank) * sizeof(uint64_t);
+        return written_by<uint64_t>(of_rank, at_rank, place);
+    }
+    TK_DEVICE uint64_t* message_flag(uint32_t at_rank, uint32_t local_expert, uint32_t src_rank, uint32_t place) const {
+        const uint64_t pair = uint64_t{call.slot} * shape.num_experts + local_expert * shape.num_ranks + src_rank;
+        const uint64_t first = layout.message_flags + pair * shape.max_tokens * sizeof(uint64_t);
+        return written_by<uint64_t>(src_rank, at_rank, first) + place;
+    }
+    TK_DEVICE char* recv_message(uint32_t at_rank,
+                                 uint32_t local_expert,
+                                 uint32_t src_rank,
+                                 uint32_t place,
+                                 const MessageLayout& message) const {
+        return written_by<char>(src_rank, at_rank, message_place(local_expert, src_rank, place, message));
+    }
+    TK_DEVICE char* result_row(uint32_t at_rank, uint32_t expert, uint32_t token) const {
+        return written_by<char>(shape.rank_of(expert), at_rank, result_place(expert, token));
+    }
+};
+
 // Slot 0 has the even epochs, slot 1 the odd ones: the next of a slot is two behind its last.
 TK_HOST_DEVICE constexpr uint64_t epoch_behind(uint64_t last, uint32_t slot) {
     return last == kNeverEpoch ? kFirstEpoch + slot : next_epoch(next_epoch(last));
@@ -239,19 +302,20 @@ TK_DEVICE void copy_vectors(Warp& warp, void* dst, const void* src, uint32_t byt
 }
 
 // What a warp carries through a kernel of the family.
-template <class Rec>
-struct LowLatencyContext : CommContext<Rec> {
-    const LowLatencyArgs& args;
+template <class Rec, class OwnComm>
+struct LowLatencyContext : CommContext<Rec, OwnComm> {
+    using Comm = OwnComm;
+    const LowLatencyArgsOn<Comm>& args;
 
     // epoch: a number, or what is called for it, see CommContext.
     template <class Epoch>
     TK_DEVICE LowLatencyContext(Warp& own_warp,
-                                const LowLatencyArgs& own_args,
+                                const LowLatencyArgsOn<Comm>& own_args,
                                 typename Rec::Args trace,
                                 LowLatencyStage stage,
                                 LowLatencyRole role,
                                 Epoch epoch)
-        : CommContext<Rec>(
+        : CommContext<Rec, Comm>(
               own_warp, own_args.comm, trace, static_cast<uint32_t>(stage), static_cast<uint32_t>(role), epoch),
           args(own_args) {}
 

@@ -37,15 +37,15 @@ TK_DEVICE void scale_row(Warp& warp, const LowLatencyArgs& args, uint32_t local_
     });
 }
 
-template <LowLatencyStage kOwnStage, bool kFp8>
-struct LowLatencyExpertRows : LowLatencyKernel<kOwnStage> {
+template <LowLatencyStage kOwnStage, bool kFp8, class Comm>
+struct LowLatencyExpertRows : LowLatencyKernel<kOwnStage, Comm> {
     static constexpr bool kScales = kOwnStage == LowLatencyStage::scale_experts;
     static constexpr auto kRole = kScales ? LowLatencyRole::scale : LowLatencyRole::dequantise;
     static constexpr auto kEvent = kScales ? LowLatencyEvent::scale_token : LowLatencyEvent::dequantise_token;
 
     template <class Rec>
-    TK_DEVICE static void run(Warp& warp, const LowLatencyArgs& args, typename Rec::Args trace) {
-        LowLatencyContext<Rec> context(warp, args, trace, kOwnStage, kRole, args.call.handle->epoch);
+    TK_DEVICE static void run(Warp& warp, const LowLatencyArgsOn<Comm>& args, typename Rec::Args trace) {
+        LowLatencyContext<Rec, Comm> context(warp, args, trace, kOwnStage, kRole, args.call.handle->epoch);
         const Experts experts{args.call.expert_scale};
         // The warps take turns at the rows of all experts, one expert after the other: `next` is this warp's next one,
         // counted from the first of an expert.
