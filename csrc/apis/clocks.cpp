@@ -54,14 +54,16 @@ py::array_t<int64_t> clock_ping_pong(const CpuCommunicator& comm,
     {
         py::gil_scoped_release release;
         // The simulated clock counts ns.
-        const ClockPingPongArgs<CommArgs> args{
-            comm.args(), peer, epoch, max_round_trips, duration_ns, round_trips.data(), &count};
-        comm.launch(CpuLaunch{}, [&](Warp& warp) {
-            if (initiates) {
-                initiate_ping_pong(warp, args);
-            } else {
-                answer_ping_pong(warp, args);
-            }
+        comm.with_comm([&]<class Comm>(const Comm& reached) {
+            const ClockPingPongArgs<Comm> args{
+                reached, peer, epoch, max_round_trips, duration_ns, round_trips.data(), &count};
+            comm.launch(CpuLaunch{}, [&](Warp& warp) {
+                if (initiates) {
+                    initiate_ping_pong(warp, args);
+                } else {
+                    answer_ping_pong(warp, args);
+                }
+            });
         });
     }
     py::array_t<int64_t> result({py::ssize_t{count}, py::ssize_t{3}});

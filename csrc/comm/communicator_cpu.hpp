@@ -11,6 +11,7 @@
 
 #include "comm/barrier.h"
 #include "comm/heap.h"
+#include "comm/proxy_peer.h"
 #include "comm/signal.h"
 #include "platform/cpu_executor.hpp"
 #include "trace/trace_choice.h"
@@ -69,6 +70,18 @@ public:
         barrier_epoch_ = kFirstEpoch;
     }
 
+    // Ranks whose heap is not mapped are reached by a proxy, which takes commands from this ring. Before any kernel.
+    void reach_by(CommandRing* ring) { ring_ = ring; }
+    // Calls use(comm) with what kernels get, which reach all ranks.
+    template <class Use>
+    void with_comm(Use use) const {
+        if (ring_) {
+            use(RoutedArgs<CommandRing>{args_, ring_});
+        } else {
+            use(args_);
+        }
+    }
+
     void launch(CpuLaunch launch, const CpuKernel& kernel) const {
         if (trapped_) throw DeviceTrapped();
         launch.clock = &clock_;
@@ -99,9 +112,11 @@ public:
     void barrier(TraceChoice trace) {
         const uint64_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         with_recorder(trace, [&]<class Rec>(typename Rec::Args trace_args) {
-            launch(CpuLaunch{}, [&](Warp& warp) {
-                CommContext<Rec> context(warp, args_, trace_args, kRankBarrierStage, 0, epoch);
-                rank_barrier(context);
+            with_comm([&]<class Comm>(const Comm& comm) {
+                launch(CpuLaunch{}, [&](Warp& warp) {
+                    CommContext<Rec, Comm> context(warp, comm, trace_args, kRankBarrierStage, 0, epoch);
+                    rank_barrier(context);
+                });
             });
         });
     }
@@ -112,9 +127,11 @@ private:
     // All waits end, on all ranks: what this rank waits for may come before it looks, and nobody would tell its peers.
     void give_up() const {
         const uint64_t self = (args_.rank + 1) | kInterrupted;
-        for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
-            with_peer(args_, rank, [&](const auto& to) { tell_abort(to, self); });
-        }
+        with_comm([&](const auto& comm) {
+            for (uint32_t rank = 0; rank < args_.num_ranks; ++rank) {
+                with_peer(comm, rank, [&](const auto& to) { tell_abort(to, self); });
+            }
+        });
     }
 
     CommArgs args_;
@@ -124,6 +141,7 @@ private:
     mutable bool trapped_ = false;
     uint64_t barrier_epoch_ = kFirstEpoch;
     std::function<std::exception_ptr()> find_interruption_;
+    CommandRing* ring_ = nullptr;
 };
 
 }  // namespace tracekern

@@ -35,6 +35,9 @@ TK_HOST_DEVICE constexpr uint32_t pack_immediate(const Immediate& imm) {
     return static_cast<uint32_t>(imm.kind) << 29 | (imm.generation & kGenerationMask) << 27 |
            (imm.epoch & kImmediateEpochMask) << 24 | (imm.which & 0xff) << 16 | (imm.n & kMaxImmediateNumber);
 }
+constexpr uint32_t of_generation(uint32_t bits, uint32_t generation) {
+    return (bits & ~(kGenerationMask << 27)) | (generation & kGenerationMask) << 27;
+}
 constexpr Immediate unpack_immediate(uint32_t bits) {
     return {static_cast<PutKind>(bits >> 29),
             bits >> 27 & kGenerationMask,

@@ -2,10 +2,15 @@
 // those do. For the host.
 #pragma once
 
+#include <functional>
+
 #include "comm/command.h"
 #include "comm/heap.h"
 
 namespace tracekern {
+
+// Stores what an immediate of a peer tells. False: the peer does not keep to the protocol.
+using Inbox = std::function<bool(uint32_t source, const Immediate&)>;
 
 // Whether the command of this place is there, and copies it. The acquired lap orders the command, and the bytes that it
 // names, before; the released number lets its place be filled anew.

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "fabric/engine.hpp"
+#include "fabric/rank_proxy.hpp"
 
 namespace py = pybind11;
 using namespace tracekern;
@@ -357,6 +358,50 @@ void bind_watchers(py::class_<Engine, EngineHolder>& engine) {
         .def("unwatch", &Engine::unwatch, Unlocked());
 }
 
+void bind_proxy(py::module_& module) {
+    const auto make = [](const std::string& library,
+                         const std::string& provider,
+                         const std::string& source,
+                         uint64_t comm_args,
+                         uint64_t far_bytes) {
+        const auto& comm = *reinterpret_cast<const CommArgs*>(comm_args);
+        return std::make_unique<RankProxy>(
+            std::make_shared<FabricLibrary>(library), Net{provider, source, "", 0}, comm, RankProxyOptions{far_bytes});
+    };
+    const auto meet = [](RankProxy& proxy, uint32_t rank, const py::bytes& domain, uint64_t key, uint64_t base) {
+        proxy.proxy().meet(rank, {{domain}, key, base});
+    };
+    py::class_<RankProxy>(module, "RankProxy")
+        .def(py::init(make),
+             Unlocked(),
+             py::arg("library"),
+             py::arg("provider"),
+             py::arg("source"),
+             py::arg("comm_args"),
+             py::arg("far_bytes"))
+        // (domain, key, base), for meet() at others.
+        .def_property_readonly("address",
+                               [](RankProxy& proxy) {
+                                   const ProxyAddress address = proxy.proxy().address();
+                                   return py::make_tuple(py::bytes(address.domain.bytes), address.key, address.base);
+                               })
+        .def_property_readonly("tells_sources", [](RankProxy& proxy) { return proxy.proxy().tells_sources(); })
+        .def_property_readonly("max_bytes", [](RankProxy& proxy) { return proxy.proxy().max_bytes(); })
+        .def_property_readonly("ring", [](RankProxy& proxy) { return reinterpret_cast<uint64_t>(&proxy.ring()); })
+        .def_property_readonly("far_heap",
+                               [](const RankProxy& proxy) { return reinterpret_cast<uint64_t>(proxy.far_heap()); })
+        .def_property_readonly("error", &RankProxy::error)
+        .def("meet", meet, py::arg("rank"), py::arg("domain"), py::arg("key"), py::arg("base"))
+        .def("set_inbox",
+             [](RankProxy& proxy, const py::capsule& inbox) {
+                 Inbox taken = *inbox.get_pointer<Inbox>();
+                 const py::gil_scoped_release release;
+                 proxy.pause([&](Proxy& paused) { paused.set_inbox(std::move(taken)); });
+             })
+        .def("start", &RankProxy::start)
+        .def("reset", &RankProxy::reset, Unlocked());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_fabric, module) {
@@ -372,6 +417,7 @@ PYBIND11_MODULE(_fabric, module) {
     bind_groups(module, engine);
     bind_messages(engine);
     bind_watchers(engine);
+    bind_proxy(module);
     // Whether no thread is left that calls or ends what is Python's; waits for it for so long.
     module.def(
         "have_callbacks_ended",

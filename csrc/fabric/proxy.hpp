@@ -12,7 +12,6 @@
 
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -29,9 +28,6 @@ struct ProxyAddress {
     DomainAddress domain;
     uint64_t key, base;  // of its memory
 };
-
-// Stores what an immediate of a peer tells. False: the peer does not keep to the protocol.
-using Inbox = std::function<bool(uint32_t source, const Immediate&)>;
 
 class Proxy {
 public:
@@ -50,14 +46,8 @@ public:
           const CommArgs& comm,
           CommandRing ring,
           Memory memory,
-          Inbox inbox = {},
           uint32_t window = 0)
-        : comm_(comm),
-          ring_(ring),
-          memory_(memory),
-          inbox_(std::move(inbox)),
-          domain_(library, net, kSetupLimit),
-          peers_(comm.num_ranks) {
+        : comm_(comm), ring_(ring), memory_(memory), domain_(library, net, kSetupLimit), peers_(comm.num_ranks) {
         const uint32_t room = Domain::kNumCompletions / 2 / comm.num_ranks;
         window_ = window == 0 || window > room ? room : window;
         values_.resize(uint64_t{comm.num_ranks} * (window_ + 1));
@@ -74,8 +64,25 @@ public:
     }
 
     ProxyAddress address() const { return {domain_.address(), registered_.key, registered_.base}; }
+    // Else immediates come from nobody that the proxy knows.
+    bool tells_sources() const { return domain_.tells_sources(); }
     // Of one command.
     uint64_t max_bytes() const { return domain_.max_write_bytes(); }
+    // The state before the first turn, as kernels know it: what is under way of before is dropped where it arrives.
+    void reset() {
+        generation_ = (generation_ + 1) & kGenerationMask;
+        num_taken_ = 0;
+        has_told_abort_ = false;
+        for (Peer& peer : peers_) {
+            if (!peer.is_met) continue;
+            peer.queue.clear();
+            peer.room = window_;
+            peer.applied = 0;
+            for (uint64_t& epoch : peer.latest) epoch = kNeverEpoch;
+        }
+    }
+    // What immediates mean from now on.
+    void set_inbox(Inbox inbox) { inbox_ = std::move(inbox); }
     // Before the first turn of any.
     void meet(uint32_t rank, const ProxyAddress& address) {
         Peer& peer = peers_[rank];
@@ -105,6 +112,7 @@ private:
     struct Posted : Operation {
         uint32_t rank;
         uint32_t tag;
+        uint32_t generation;
     };
     struct Peer {
         bool is_met = false;
@@ -164,12 +172,13 @@ private:
         Posted* const operation = free_.back();
         operation->rank = rank;
         operation->tag = command.tag;
+        operation->generation = generation_;
         const auto cell = static_cast<size_t>(operation - operations_.get());
         Write write{};
         write.peer = peer.at;
         write.num_pieces = 1;
         write.has_imm = true;
-        write.imm = command.imm;
+        write.imm = of_generation(command.imm, generation_);
         write.dst[0] = {peer.base + command.dst, command.bytes, peer.key};
         if (command.carries_value) {
             values_[cell] = command.src;
@@ -190,7 +199,8 @@ private:
 
     void complete(Posted* operation) {
         free_.push_back(operation);
-        if (operation->tag != 0) count_completed(ring_, operation->tag);
+        const bool is_counted = operation->tag != 0 && operation->generation == generation_;
+        if (is_counted) count_completed(ring_, operation->tag);
     }
 
     // ---- what peers tell ----
@@ -203,7 +213,7 @@ private:
     }
     void receive(const Immediate& imm, fi_addr_t source) {
         const auto found = ranks_.find(source);
-        if (found == ranks_.end()) return;  // a stranger's
+        if (found == ranks_.end() || imm.generation != generation_) return;  // a stranger's, or of before a reset
         Peer& peer = peers_[found->second];
         if (imm.kind == PutKind::credit) {
             if (imm.n > window_ - peer.room) return give_up(found->second);
@@ -242,7 +252,7 @@ private:
     const CommArgs& comm_;
     const CommandRing ring_;
     const Memory memory_;
-    const Inbox inbox_;
+    Inbox inbox_;
     Domain domain_;
     std::vector<Peer> peers_;
     std::map<fi_addr_t, uint32_t> ranks_;
@@ -251,6 +261,7 @@ private:
     std::vector<Posted*> free_;
     DomainMemory registered_, registered_values_;
     uint32_t window_ = 0;
+    uint32_t generation_ = 0;
     uint64_t num_taken_ = 0;
     bool has_told_abort_ = false;
 };

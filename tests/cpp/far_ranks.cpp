@@ -66,22 +66,21 @@ bool exchange_clocks(Warp& warp, const Comm& comm, uint32_t max_trips) {
 }
 
 int run(const Options& options, bool of_barrier) {
-    const FabricLibrary library(options.network.library);
+    const auto library = std::make_shared<FabricLibrary>(options.network.library);
     const StressHeaps heaps(kRanks, sizeof(HeapControl));
     const std::vector<uint32_t> host_of = hosts_of(kRanks, kRanksPerNode);
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
-    std::vector<std::unique_ptr<RankNetwork>> networks;
+    std::vector<std::unique_ptr<RankProxy>> proxies;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
         comms.push_back(std::make_unique<CpuCommunicator>(
             rank, heaps.of_host(rank, host_of), options.stress.timeout_ns, heaps.clock));
-        networks.push_back(std::make_unique<RankNetwork>(options.network, sizeof(HeapControl)));
-        networks[rank]->open(library, comms[rank]->args());
+        proxies.push_back(options.network.open(library, comms[rank]->args(), sizeof(HeapControl)));
     }
-    RankNetwork::meet_all(networks, host_of);
+    meet_all(proxies, host_of);
     uint32_t words[kRanks] = {};
     std::vector<int> exits(kRanks);
     const auto run_rank = [&](uint32_t rank) {
-        const Comm comm{comms[rank]->args(), &networks[rank]->ring()};
+        const Comm comm{comms[rank]->args(), &proxies[rank]->ring()};
         comms[rank]->launch(options.launch, [&](Warp& warp) {
             exits[rank] = of_barrier ? meet(warp, comm, options.rounds, words) != 0
                                      : !exchange_clocks(warp, comm, options.rounds);
@@ -89,7 +88,7 @@ int run(const Options& options, bool of_barrier) {
         if (!exits[rank] && comms[rank]->failed()) exits[rank] = report_fault(comms[rank]->fault(), "barrier");
     };
     for (uint32_t rank = 0; rank < kRanks; ++rank)
-        rank == options.lost ? networks[rank]->close() : networks[rank]->start();
+        rank == options.lost ? proxies[rank].reset() : proxies[rank]->start();
     {
         std::vector<std::jthread> ranks;
         for (uint32_t rank = 0; rank < kRanks; ++rank) {

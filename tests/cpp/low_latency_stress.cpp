@@ -122,24 +122,22 @@ int run(const Options& options) {
     };
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
     std::vector<std::unique_ptr<Rank<Comm>>> ranks;
-    std::vector<std::unique_ptr<RankNetwork>> networks;
-    std::optional<FabricLibrary> library;
+    std::vector<std::unique_ptr<RankProxy>> proxies;
+    const auto library = kIsFar<Comm> ? std::make_shared<FabricLibrary>(options.network.library) : nullptr;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
         comms.push_back(std::make_unique<CpuCommunicator>(rank, mapped(rank), options.stress.timeout_ns, heaps.clock));
         LowLatencyConfig config = options.config;
         if constexpr (kIsFar<Comm>) {
-            if (!library) library.emplace(options.network.library);
             const auto layout = LowLatencyLayout::make(config.shape, config.first_byte);
-            networks.push_back(std::make_unique<RankNetwork>(options.network, layout.far_bytes));
-            config.commands = &networks[rank]->ring();
-            config.far_heap = networks[rank]->far_heap();
+            proxies.push_back(options.network.open(library, comms[rank]->args(), layout.far_bytes));
+            config.commands = &proxies[rank]->ring();
+            config.far_heap = proxies[rank]->far_heap();
         }
         ranks.push_back(std::make_unique<Rank<Comm>>(options, config, *comms[rank]));
-        if constexpr (kIsFar<Comm>)
-            networks[rank]->open(*library, comms[rank]->args(), LowLatencyInbox(ranks[rank]->args()));
+        if constexpr (kIsFar<Comm>) proxies[rank]->proxy().set_inbox(LowLatencyInbox(ranks[rank]->args()));
     }
-    if constexpr (kIsFar<Comm>) RankNetwork::meet_all(networks, options.host_of);
-    for (auto& network : networks) network->start();
+    if constexpr (kIsFar<Comm>) meet_all(proxies, options.host_of);
+    for (auto& proxy : proxies) proxy->start();
     std::vector<int> exits(num_ranks);
     {
         std::vector<std::jthread> threads;

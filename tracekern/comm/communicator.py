@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tracekern.comm.devices.cpu import CpuDevice, clock_from_environment
 from tracekern.comm.devices.device import CaptureDevice
 from tracekern.comm.heap import SymmetricHeap
+from tracekern.comm.network import Network, check_hosts
 from tracekern.comm.ranks.agreement import MAX_TEXT, Check, Said
 from tracekern.comm.ranks.board import Board, PassedBy
 from tracekern.comm.ranks.group import Group, require_group
@@ -77,7 +78,7 @@ class LaunchRecorder(Protocol):
 
 
 class Communicator:
-    """A symmetric heap of all ranks of a host, with flags, time limits and a barrier. Made by all ranks together.
+    """A symmetric heap of all ranks, with flags, time limits and a barrier. Made by all ranks together.
 
     When a wait of a kernel exceeds the time limit, every use raises CommTimeout until all ranks have called `reset()`.
 
@@ -89,6 +90,8 @@ class Communicator:
         on_timeout: What happens after the limit, see `set_timeout()`.
         reserved_bytes: Bytes at the start of the heap, those 4 KiB included, that kernels address by offsets of their
             own. `malloc_symmetric()` hands out what lies behind them.
+        hosts: Of each rank the number of its host. Ranks of a host map each other's parts; proxies reach others over a
+            network. None: all ranks are on one host. On the CPU backend.
 
     Raises:
         BadInput: The backend is unknown, or the devices cannot share memory or have none left.
@@ -103,6 +106,7 @@ class Communicator:
         on_timeout: str = "raise",
         *,
         reserved_bytes: int = 0,
+        hosts: Sequence[int] | None = None,
     ) -> None:
         from tracekern import _core
 
@@ -113,8 +117,10 @@ class Communicator:
                 "torch.distributed.init_process_group('gloo') before Group.discover()"
             )
         making = (num_bytes, timeout_s, backend, on_timeout, reserved_bytes)
-        group.agree("Communicator()", lambda: _check_making(*making))
+        group.agree("Communicator()", lambda: _check_making(group.num_ranks, hosts, *making))
         self.group = group
+        self.network: Network | None = None
+        """To ranks of other hosts; None: there are none."""
         self.native: Any
         self.device: CaptureDevice
         """For tracekern.capture(..., device=...)."""
@@ -133,7 +139,7 @@ class Communicator:
 
             self.native, self.device = open_cuda(group, num_bytes, timeout_s)
         else:
-            self._open_cpu(num_bytes, timeout_s)
+            self._open_cpu(num_bytes, timeout_s, check_hosts(hosts, group.num_ranks))
         self.device.fault_names = self._fault_names
         self._members, self._told = _members_of(group), dict[str, str]()
         if self._members:
@@ -160,10 +166,10 @@ class Communicator:
             "the communicator was made before this process was forked, and cannot be used here; make one after the fork"
         )
 
-    def _open_cpu(self, num_bytes: int, timeout_s: float) -> None:
+    def _open_cpu(self, num_bytes: int, timeout_s: float, hosts: Sequence[int] | None) -> None:
         from tracekern import _core
 
-        self._heap = SymmetricHeap(self.group, num_bytes)
+        self._heap = SymmetricHeap(self.group, num_bytes, hosts)
         seed, t0_ns = clock_from_environment()
         self.native = _core.CpuCommunicator(
             rank=self.group.rank,
@@ -172,6 +178,9 @@ class Communicator:
             clock_seed=seed,
             clock_t0_ns=t0_ns,
         )
+        if hosts:
+            self.network = Network(self.group, self.native.args_address, 2 * num_bytes, hosts)
+            self.native.reach_by(self.network.ring)
         self.device = CpuDevice(self.native, self._heap, self.group.world_ranks, seed)
 
     def add_kernels(
@@ -480,6 +489,8 @@ class Communicator:
         self.group.align_launches()
         with self.device.active():
             self.native.clear_control()
+            if self.network:
+                self.network.reset()
             for call in self._on_reset:
                 call()
         self._failure = None
@@ -527,7 +538,9 @@ def check_choice(name: str, value: Any, choices: tuple[str, str]) -> None:
         raise BadInput(f"{name} is {shown(value)}; wanted {choices[0]!r} or {choices[1]!r}")
 
 
-def _check_making(num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any, reserved_bytes: Any) -> dict[str, Any]:
+def _check_making(
+    num_ranks: int, hosts: Any, num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any, reserved_bytes: Any
+) -> dict[str, Any]:
     """Raises BadInput for arguments that no Communicator is made with. Returns what ranks may not differ in."""
     check_timeout(timeout_s, on_timeout)
     if isinstance(num_bytes, bool) or not isinstance(num_bytes, numbers.Integral) or not 0 < int(num_bytes) < 1 << 63:
@@ -537,4 +550,7 @@ def _check_making(num_bytes: Any, timeout_s: Any, backend: Any, on_timeout: Any,
     if reserved_bytes not in range(int(num_bytes) + 1):
         raise BadInput(f"reserved_bytes is {shown(reserved_bytes)}; wanted 0 to num_bytes, which is {num_bytes}")
     check_choice("backend", backend, ("cpu", "cuda"))
-    return {"backend": backend}
+    host_of = check_hosts(hosts, num_ranks)
+    if host_of and backend == "cuda":
+        raise BadInput("hosts: ranks on GPUs reach those of one host only; take the CPU backend")
+    return {"backend": backend, "hosts": host_of}

@@ -12,7 +12,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from tracekern.comm.ranks.group import Group
@@ -27,18 +27,22 @@ _TOKEN_BYTES = 16
 _RANK_BYTES = 4
 
 
-def exchange_descriptors(group: Group, export: Callable[[], int], num_bytes: int | None = None) -> dict[int, int]:
+def exchange_descriptors(
+    group: Group, export: Callable[[], int], num_bytes: int | None = None, ranks: Sequence[int] | None = None
+) -> dict[int, int]:
     """Returns, by peer, the file descriptor that the peer exported for this rank. Collective.
 
-    num_bytes: size that each must have; None where descriptors have none.
+    num_bytes: size that each must have; None where descriptors have none. ranks: those that exchange theirs, this one
+    among them; None: all.
 
     Raises PeerLost if a rank is gone, is late or hands over memory of another size.
     """
-    with closing(_Exchange(group.rank, group.num_ranks, num_bytes)) as exchange:
+    others = [peer for peer in ranks or range(group.num_ranks) if peer != group.rank]
+    with closing(_Exchange(others, num_bytes)) as exchange:
         doors = [(str(address), bytes(token)) for address, token in group.all_gather(exchange.door, _WHAT)]
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         try:
-            unsent = {peer: door for peer, door in enumerate(doors) if peer != group.rank}
+            unsent = {peer: doors[peer] for peer in others}
             while unsent or exchange.missing:
                 for peer, (address, token) in list(unsent.items()):
                     if _hand_over(group.rank, address, token, export):
@@ -59,9 +63,9 @@ def exchange_descriptors(group: Group, export: Callable[[], int], num_bytes: int
 class _Exchange:
     """This rank's door: where the other ranks hand over their memory."""
 
-    def __init__(self, rank: int, num_ranks: int, num_bytes: int | None) -> None:
+    def __init__(self, others: Sequence[int], num_bytes: int | None) -> None:
         self.received: dict[int, int] = {}
-        self._others = [peer for peer in range(num_ranks) if peer != rank]
+        self._others = others
         self._num_bytes = num_bytes
         self._address, self._token = f"\0tracekern-{secrets.token_hex(16)}", secrets.token_bytes(_TOKEN_BYTES)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

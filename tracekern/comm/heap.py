@@ -21,10 +21,12 @@ from tracekern.segment.names import SHM_DIR
 
 
 class SymmetricHeap:
-    """Shared memory of all ranks. Rank r's part is `maps[r]`, bytes that begin at `addresses[r]` here. Collective."""
+    """Shared memory of the ranks of a host. Rank r's part is `maps[r]`, bytes that begin at `addresses[r]` here; it is
+    not there, and its address 0, where r is on another host. Collective."""
 
-    def __init__(self, group: Group, num_bytes: int) -> None:
-        """num_bytes: size of one rank's part, the same on every rank. Raises BadInput naming two ranks that differ."""
+    def __init__(self, group: Group, num_bytes: int, hosts: Sequence[int] | None = None) -> None:
+        """num_bytes: size of one rank's part, the same on every rank. hosts: of each rank the number of its host; None:
+        all are on one. Raises BadInput naming two ranks that differ."""
         self.num_bytes = num_bytes
         offer = Offer(platform.node(), descriptor_reach(), num_bytes)
         offers = group.all_gather(offer, "the making of a heap")
@@ -34,12 +36,14 @@ class SymmetricHeap:
         parts = {group.rank: own}
         try:
             group.refuse_together(problem and f"symmetric heap of rank {group.world_rank}: {problem}")
-            parts |= exchange_descriptors(group, lambda: os.dup(own), num_bytes)
-            self.maps = [np.frombuffer(mmap.mmap(parts[rank], num_bytes), np.uint8) for rank in sorted(parts)]
+            others = [peer for peer in range(group.num_ranks) if not hosts or hosts[peer] == hosts[group.rank]]
+            parts |= exchange_descriptors(group, lambda: os.dup(own), num_bytes, others)
+            self.maps = {rank: np.frombuffer(mmap.mmap(part, num_bytes), np.uint8) for rank, part in parts.items()}
         finally:
             for descriptor in parts.values():
                 os.close(descriptor)
-        self.addresses = [int(part.ctypes.data) for part in self.maps]
+        ranks = range(group.num_ranks)
+        self.addresses = [int(self.maps[rank].ctypes.data) if rank in self.maps else 0 for rank in ranks]
 
 
 class Offer(NamedTuple):

@@ -26,7 +26,7 @@ class MappedHeap:
 
     rank: int
     addresses: tuple[int, ...]
-    """Where each rank's part begins, [num_ranks]."""
+    """Where each rank's part begins, [num_ranks]; 0: on another host."""
     num_bytes: int
     """Size of a part."""
     torch_device: str
@@ -47,8 +47,8 @@ class SymmetricTensor:
         self.dtype = dtype
         self.offset = offset
         """Bytes from the start of each rank's part; in a kernel `comm.at<T>(rank, offset)`."""
-        self.pointers = tuple(address + offset for address in heap.addresses)
-        """Addresses of all copies, [num_ranks], for kernels and code of this rank only."""
+        self.pointers = tuple(address and address + offset for address in heap.addresses)
+        """Addresses of all copies, [num_ranks], for kernels and code of this rank only; 0: on another host."""
         self._heap = heap
         self.local = self.peer(heap.rank)
         """This rank's copy, a torch.Tensor."""
@@ -67,6 +67,8 @@ class SymmetricTensor:
 
         if rank not in range(len(self.pointers)):
             raise BadInput(f"peer({rank!r}): wanted a rank from 0 to {len(self.pointers) - 1}")
+        if not self._heap.addresses[rank]:
+            raise BadInput(f"peer({rank}): it is on another host; wanted a rank of this one")
         device = torch.device(self._heap.torch_device)
         num_bytes = math.prod(self.shape) * self.dtype.itemsize
         kind = _DLPACK_DEVICES[device.type]

@@ -71,17 +71,21 @@ inline LowLatencyCall make_low_latency_call(pybind11::kwargs given) {
     return call;
 }
 
-// Binds Call, the tensors of a call by address, and Buffer.
-template <class Backend, auto kTakeBackend>
-void bind_low_latency_buffer(pybind11::module_& family) {
+// Binds LowLatencyBuffer. Comm: see LowLatencyOn.
+template <class Backend, auto kTakeBackend, class Comm>
+pybind11::class_<LowLatencyBuffer<Backend, Comm>> bind_low_latency_buffer_on(pybind11::module_& family,
+                                                                             const char* name) {
     namespace py = pybind11;
-    using Buffer = LowLatencyBuffer<Backend>;
-    py::class_<LowLatencyCall>(family, "Call", py::module_local()).def(py::init(&make_low_latency_call));
+    using Buffer = LowLatencyBuffer<Backend, Comm>;
     const auto take_grid = [](LowLatencyConfig& config, py::kwargs& options) {
         take_member(options, config.num_blocks, "num_blocks");
         take_member(options, config.warps_per_block, "warps_per_block");
         take_member(options, config.num_warp_groups, "num_warp_groups");
         take_member(options, config.first_byte, "first_byte");
+        if constexpr (kIsFar<Comm>) {
+            take_member(options, config.commands, "commands");
+            take_member(options, config.far_heap, "far_heap");
+        }
     };
     const auto run = [](Buffer& buffer,
                         const std::vector<std::string>& names,
@@ -97,8 +101,11 @@ void bind_low_latency_buffer(pybind11::module_& family) {
         py::gil_scoped_release release;
         buffer.run(stages, call, fp8, traces, stream);
     };
-    py::class_<Buffer>(family, "Buffer", py::module_local())
-        .def(py::init(maker<LowLatency, Buffer, kTakeBackend>(take_grid)), py::keep_alive<1, 2>(), py::arg("comm"))
+    py::class_<Buffer> bound(family, name, py::module_local());
+    bound
+        .def(py::init(maker<LowLatencyOn<Comm>, Buffer, kTakeBackend>(take_grid)),
+             py::keep_alive<1, 2>(),
+             py::arg("comm"))
         .def("reset", &Buffer::reset)
         .def("epoch", &Buffer::epoch, py::arg("slot"))
         // (token, choice, expert) of a choice that no kernel followed, or None.
@@ -114,6 +121,15 @@ void bind_low_latency_buffer(pybind11::module_& family) {
              py::arg("fp8"),
              py::arg("descriptors"),
              py::arg("stream") = 0);
+    return bound;
+}
+
+// Binds Call, the tensors of a call by address, and Buffer.
+template <class Backend, auto kTakeBackend>
+void bind_low_latency_buffer(pybind11::module_& family) {
+    pybind11::class_<LowLatencyCall>(family, "Call", pybind11::module_local())
+        .def(pybind11::init(&make_low_latency_call));
+    bind_low_latency_buffer_on<Backend, kTakeBackend, CommArgs>(family, "Buffer");
 }
 
 }  // namespace tracekern

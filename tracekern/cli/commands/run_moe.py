@@ -78,7 +78,9 @@ def moe(
     *,
     option: _Option = None,
     dispatch_dtype: Annotated[str, typer.Option(help="What low_latency sends in dispatch: fp8 or bf16.")] = "",
-    nodes: Annotated[int, typer.Option(help="Nodes of two_hop, and of --slow-link; 0: two, or more.")] = 0,
+    nodes: Annotated[
+        int, typer.Option(help="Nodes of two_hop, and of --slow-link or --transport fabric; 0: two, or more.")
+    ] = 0,
     channels: Annotated[int, typer.Option(help="Channels of two_hop; 0: 2 on the CPU, on a GPU up to 10.")] = 0,
     nvl_send: Annotated[int, typer.Option(help="Tokens of a chunk of two_hop within a node.")] = 0,
     nvl_recv: Annotated[int, typer.Option(help="Slots of its rings there.")] = 0,
@@ -109,7 +111,7 @@ def _plans_of(context: typer.Context, flags: dict[str, Any]) -> list[MoeRun]:
     given = {
         **flags,
         "records_per_track": options.parse_records(flags["records_per_track"]),
-        "link_nodes": 0 if flags["slow_link"] is None else context.params["nodes"],
+        "link_nodes": context.params["nodes"] if _has_link(flags) else 0,
         "detail": options.parse_detail(flags["detail"]),
         "blocks": blocks,
         "stage_blocks": stage_blocks,
@@ -124,9 +126,14 @@ def _plans_of(context: typer.Context, flags: dict[str, Any]) -> list[MoeRun]:
 def _options_with_flags(params: dict[str, Any]) -> dict[str, str]:
     """Returns the options of families that have a flag of their own, as they were typed; "" for none."""
     given = {option.name: params[option.name] for option in all_options() if option.name in params}
-    if params["slow_link"] is not None and params["variant"] != "all" and not takes_option(params["variant"], "nodes"):
+    if _has_link(params) and params["variant"] != "all" and not takes_option(params["variant"], "nodes"):
         given.pop("nodes")  # they are those of the link
     return {name: str(value or "") for name, value in given.items()}
+
+
+def _has_link(params: dict[str, Any]) -> bool:
+    """Whether --nodes says between which ranks a slow link or a network is."""
+    return params["slow_link"] is not None or params["transport"] == "fabric"
 
 
 def _check_capture(trace: bool, output: Path | None, torch_profiler: bool) -> None:
@@ -369,6 +376,8 @@ def _int4_experts(plan: MoeRun) -> list[str]:
 
 
 def _slow_link(plan: MoeRun) -> list[str]:
+    if plan.hosts:
+        return [f"on {plan.num_link_nodes} nodes with a network in between"]
     if plan.slow_link is None:
         return []
     nodes = [] if takes_option(plan.variant, "nodes") else [f"on {plan.num_link_nodes} nodes"]

@@ -42,7 +42,7 @@ class Board:
     def __init__(self, group: Group) -> None:
         self._rank, self._names = group.rank, group.world_ranks
         heap = SymmetricHeap(group, _RECORD_BYTES * 5)
-        self._pages = heap.maps
+        self._pages = [heap.maps[rank] for rank in range(group.num_ranks)]
         self._own = heap.maps[group.rank]
         self._counts = [page[:8].view(np.uint64) for page in self._pages]
         self.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,8 +65,10 @@ class HeapPart:
     first_byte: int
 
     @classmethod
-    def of_new(cls, group: Group, num_bytes: int, backend: str, limits: Limits) -> HeapPart:
+    def of_new(
+        cls, group: Group, num_bytes: int, backend: str, limits: Limits, hosts: Sequence[int] | None = None
+    ) -> HeapPart:
         """Makes a communicator with `num_bytes` for kernels on each rank, its own ones included. Collective."""
         timeout_s, on_timeout = limits
-        comm = Communicator(group, num_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_bytes)
+        comm = Communicator(group, num_bytes, timeout_s, backend, on_timeout, reserved_bytes=num_bytes, hosts=hosts)
         return cls(comm, LaunchOrder(comm, limits), _core.heap_control_bytes)

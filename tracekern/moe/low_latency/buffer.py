@@ -78,6 +78,7 @@ class Buffer(BufferBase):
         num_max_warp_groups: int = 0,
         executor: str = "fibers",
         heap: HeapPart | None = None,
+        hosts: Sequence[int] | None = None,
     ) -> None:
         """num_rdma_bytes: of a rank's part of the symmetric heap, see get_low_latency_rdma_size_hint(). Collective.
 
@@ -85,7 +86,8 @@ class Buffer(BufferBase):
         for DeepEP's sake; there is no network. enable_shrink, comm: not here. timeout_s, on_timeout: see
         Communicator.set_timeout(). backend: "cpu", "cuda" or "auto". num_sms: SMs that kernels fill,
         num_max_warp_groups: warps of a block at most; 0: see LaunchShape.choose(). heap: of num_rdma_bytes in that of
-        another buffer with these limits and backend (tracekern.moe.calls.buffer). Raises BadInput.
+        another buffer with these limits and backend (tracekern.moe.calls.buffer). hosts: of each rank the number of its
+        host, see Communicator. Raises BadInput.
         """
         group = Group.of(group)
         given = {
@@ -101,7 +103,7 @@ class Buffer(BufferBase):
         }
         group.agree("Buffer()", lambda: check_making(given, enable_shrink, comm, executor))
         self.num_rdma_bytes, limits = num_rdma_bytes, (timeout_s, on_timeout)
-        heap = heap or HeapPart.of_new(group, num_rdma_bytes, _choose_backend(backend), limits)
+        heap = heap or HeapPart.of_new(group, num_rdma_bytes, _choose_backend(backend), limits, hosts)
         names = {"stages": FACTS.stages, "channels": FACTS.channels, "slots": FAULT_SLOTS, "values": FAULT_VALUES}
         self._layout: Layout | None = None
         self._known_calls: set[tuple[Any, ...]] = set()

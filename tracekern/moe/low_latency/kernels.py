@@ -64,6 +64,8 @@ class Kernels:
         self._family = native_family("low_latency", heap.comm.device.backend)
         places = {"first_byte": heap.first_byte, "first_stage": first_stage}
         self.native = self._make_native(layout, shape, {**places, **executor})
+        if network := heap.comm.network:
+            network.take_for(self.native.inbox())
         self._layout, self._shape = layout, shape
         self._described: tuple[bool, int] | None = None
         """use_fp8 and top-k of the calls that launches are described as."""
@@ -139,7 +141,12 @@ class Kernels:
     def _make_native(self, layout: Layout, shape: LaunchShape, options: dict[str, Any]) -> Any:
         try:
             with self._comm.device.active():
-                return self._family.Buffer(
+                network = self._comm.network
+                make = self._family.Buffer
+                if network:
+                    make = self._family.FarBuffer
+                    options = {**options, "commands": network.ring, "far_heap": network.far_heap}
+                return make(
                     self._comm.native,
                     num_blocks=shape.num_sms,
                     warps_per_block=shape.num_warps,

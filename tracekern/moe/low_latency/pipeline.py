@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracekern.comm.ranks.group import Group
@@ -40,8 +40,10 @@ class LowLatencyPipeline:
         executor: str = "fibers",
         backend: str = "cpu",
         dispatch_dtype: int = 0,
+        hosts: Sequence[int] | None = None,
     ) -> None:
         """num_blocks: SMs that kernels fill. warps_per_block: at most. dispatch_dtype: place in DISPATCH_DTYPES + 1.
+        hosts: see Buffer.
 
         0: see LaunchShape.choose(), and fp8. Collective. Raises BadInput.
         """
@@ -72,6 +74,7 @@ class LowLatencyPipeline:
             num_sms=num_blocks,
             num_max_warp_groups=warps,
             executor=executor,
+            hosts=hosts,
         )
         self.buffer.clean_low_latency_buffer(*layout)
         self.comm = self.buffer.comm

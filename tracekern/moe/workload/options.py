@@ -79,8 +79,11 @@ class MoeRun:
     slow_link: float | None = flag(
         None, "On the CPU: GB/s at which rows leave each rank for ranks of other nodes; see --nodes.", metavar="GBPS"
     )
+    transport: Literal["memory", "fabric"] = flag(
+        "memory", "How low_latency reaches ranks of other --nodes: memory of one host, or fabric, a network.", kind=str
+    )
     link_nodes: int = 0
-    """Nodes that the slow link is between, for variants that know of none; 0: two."""
+    """Nodes that the slow link or the network is between, for variants that know of none; 0: two."""
     torch_profiler: bool = flag(False, "Add torch.profiler's lanes: threads and, on GPUs, streams.", "--torch-profiler")
     host_driven: bool | None = flag(
         None,
@@ -101,6 +104,7 @@ class MoeRun:
             ("backend", self.backend, ("auto", "cpu", "cuda")),
             ("keep", self.keep, ("first", "last")),
             ("clock", self.clock, ("realtime", "cycles")),
+            ("transport", self.transport, ("memory", "fabric")),
         ):
             if choice not in wanted:
                 raise BadInput(f"{name} is {choice!r}; wanted one of {', '.join(wanted)}")
@@ -133,6 +137,7 @@ class MoeRun:
         ):
             raise UnsuitableShape(why)
         self._check_slow_link()
+        self._check_transport()
         self._check_stage_blocks()
         if self.detail not in (0, "all", "peers") and not self.has_int4_experts:
             raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
@@ -160,6 +165,24 @@ class MoeRun:
             raise BadInput(
                 f"nodes is {nodes}; for a slow link wanted 2 or more that divide {count(self.ranks, 'rank')}"
             )
+
+    def _check_transport(self) -> None:
+        if self.transport == "memory":
+            return
+        if self.variant != "low_latency":
+            raise UnsuitableShape(f"transport is fabric; variant {self.variant} has none, only low_latency")
+        if self.backend == "cuda" or self.slow_link is not None:
+            other = "backend cuda" if self.backend == "cuda" else f"slow-link {self.slow_link:g}"
+            raise BadInput(f"transport is fabric and {other}; ranks on the CPU have a network, and no slow link then")
+        if not 2 <= self.num_link_nodes <= self.ranks:
+            raise BadInput(f"nodes is {self.num_link_nodes}; for a network wanted 2 to {self.ranks}, the ranks")
+
+    @property
+    def hosts(self) -> list[int] | None:
+        """Returns of each rank the number of its host; None where all share memory."""
+        if self.transport == "memory":
+            return None
+        return [rank * self.num_link_nodes // self.ranks for rank in range(self.ranks)]
 
     def _check_stage_blocks(self) -> None:
         if self.sweep_blocks and self.trace:
@@ -190,11 +213,16 @@ class MoeRun:
     @property
     def is_for_cpu(self) -> bool:
         """Whether the run is on the CPU backend, whatever GPUs there are."""
-        return self.backend == "cpu" or self.variant not in FAMILY_OF or self.slow_link is not None
+        return (
+            self.backend == "cpu"
+            or self.variant not in FAMILY_OF
+            or self.slow_link is not None
+            or self.hosts is not None
+        )
 
     @property
     def num_link_nodes(self) -> int:
-        """Nodes that a slow link is between; 0: as many as the variant chooses, whose option they are."""
+        """Nodes that a slow link or a network is between; 0: as many as the variant chooses, whose option they are."""
         if takes_option(self.variant, "nodes"):
             return self.family_options.get("nodes", 0)
         return self.link_nodes or 2
@@ -239,6 +267,8 @@ class MoeRun:
             settings |= {"slow_link": self.slow_link, "nodes": self.num_link_nodes}
             if not settings["nodes"]:
                 del settings["nodes"]  # the kernels choose, and their table says it
+        if self.hosts:
+            settings |= {"transport": self.transport, "nodes": self.num_link_nodes}
         options = FAMILY_OF[self.variant].options_of(self.variant) if self.variant in FAMILY_OF else []
         chosen = {option.name: option.setting(self.family_options.get(option.name, 0)) for option in options}
         return settings | {name: value for name, value in chosen.items() if value}

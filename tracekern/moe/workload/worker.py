@@ -160,6 +160,7 @@ def _why_no_room(options: MoeRun) -> str:
     rows = family.expert_rows if family is not None else "packed"
     of_experts = EXPERT_KINDS[options.expert].tensor_bytes(options.shape, options.intermediate, rows)
     own_bytes += 2 * of_experts  # of the call and its reference
+    own_bytes += 2 * heap_bytes if options.hosts else 0  # see tracekern.comm.network
     lacks = shortage(heap_bytes, own_bytes + BATCHES_BYTES, options.ranks)
     return lacks and f"run moe {lacks}"
 
@@ -195,6 +196,7 @@ def _prepare(options: MoeRun, group: Group, backend: str, is_host_driven: bool =
             warps_per_block=options.warps,
             backend=backend,
             **({"stage_blocks": options.stage_blocks} if options.stage_blocks else {}),
+            **({"hosts": options.hosts} if options.hosts else {}),
             **options.family_options,
             **({} if is_host_driven else family.queue_options),
         )

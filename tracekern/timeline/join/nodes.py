@@ -43,6 +43,6 @@ def _part(rank: Rank) -> str:
     """ "/1" for a rank of the second part that the run's settings call a node; "" where they split nothing."""
     settings, num_ranks = rank.metadata.get("settings"), rank.metadata.get("num_ranks", 0)
     nodes = settings.get("nodes") if isinstance(settings, dict) else None
-    if not isinstance(nodes, int) or nodes < 2 or num_ranks % nodes:
+    if not isinstance(nodes, int) or not 2 <= nodes <= num_ranks:
         return ""
     return f"/{rank.rank * nodes // num_ranks}"

@@ -1,0 +1,113 @@
+// A rank's proxy in a thread of its own, and what it shares with the rank's kernels.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fabric/forks.hpp"
+#include "fabric/proxy.hpp"
+#include "platform/cpu_executor.hpp"
+
+namespace tracekern {
+
+struct RankProxyOptions {
+    uint64_t far_bytes;            // of far_heap()
+    uint32_t num_commands = 1024;  // that the ring has room for; a power of 2
+    uint32_t window = 0;           // see Proxy
+};
+
+class RankProxy {
+public:
+    // comm: of the rank, stays where it is.
+    RankProxy(std::shared_ptr<const FabricLibrary> library,
+              const Net& net,
+              const CommArgs& comm,
+              const RankProxyOptions& options)
+        : library_(std::move(library)),
+          comm_(comm),
+          far_heap_(map(options.far_bytes), Unmap{options.far_bytes}),
+          commands_(options.num_commands),
+          proxy_(std::make_unique<Proxy>(
+              *library_, net, comm, ring_, Proxy::Memory{far_heap_.get(), options.far_bytes}, options.window)) {}
+    RankProxy(const RankProxy&) = delete;
+    ~RankProxy() {
+        if (process_.is_this()) {
+            stop();
+            return;
+        }
+        // The thread and the provider's locks are the parent's.
+        if (thread_.joinable()) thread_.detach();
+        [[maybe_unused]] const auto* left = proxy_.release();
+    }
+
+    // Laid out like the rank's heap, and as much again for what is staged.
+    char* far_heap() const { return far_heap_.get(); }
+    CommandRing& ring() { return ring_; }
+    Proxy& proxy() { return *proxy_; }
+
+    void start() {
+        thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+    }
+    void stop() { thread_ = {}; }
+    // Changes the proxy while no turn is under way.
+    template <class Change>
+    void pause(Change change) {
+        stop();
+        change(*proxy_);
+        start();
+    }
+    // The state before the first command, with all ranks' kernels finished. Collective.
+    void reset() {
+        pause([this](Proxy& proxy) {
+            std::fill(commands_.begin(), commands_.end(), Command{});
+            num_claimed_ = num_taken_ = 0;
+            std::fill(std::begin(num_completed_), std::end(num_completed_), 0);
+            proxy.reset();
+        });
+    }
+    // Why the thread has ended; "" while it has not.
+    std::string error() const { return has_error_.load(std::memory_order_acquire) ? error_ : ""; }
+
+private:
+    struct Unmap {
+        uint64_t bytes;
+        void operator()(char* at) const { munmap(at, bytes); }
+    };
+    static char* map(uint64_t bytes) {
+        void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (at == MAP_FAILED) throw std::bad_alloc();
+        return static_cast<char*>(at);
+    }
+
+    void run(const std::stop_token& stop) {
+        try {
+            for (uint32_t spins = 0; !stop.stop_requested();) proxy_->turn() ? void(spins = 0) : relax_thread(spins);
+        } catch (const std::exception& error) {
+            error_ = error.what();
+            has_error_.store(true, std::memory_order_release);
+            abort_rank(comm_.control(comm_.rank), uint64_t{comm_.rank} + 1);
+        }
+    }
+
+    const Process process_;
+    const std::shared_ptr<const FabricLibrary> library_;
+    const CommArgs& comm_;
+    const std::unique_ptr<char, Unmap> far_heap_;
+    std::vector<Command> commands_;
+    uint64_t num_claimed_ = 0, num_taken_ = 0, num_completed_[kNumTags] = {};
+    CommandRing ring_{
+        commands_.data(), static_cast<uint32_t>(commands_.size()), &num_claimed_, &num_taken_, num_completed_};
+    std::unique_ptr<Proxy> proxy_;
+    std::string error_;
+    std::atomic<bool> has_error_ = false;
+    std::jthread thread_;  // ends first
+};
+
+}  // namespace tracekern

@@ -1,0 +1,88 @@
+"""Reaches ranks of other hosts: a proxy of this rank, which writes over a network what its kernels ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tracekern.comm.ranks.group import Group
+from tracekern.errors import BadInput, NotBuilt
+
+_NET = "TRACEKERN_NET"
+"""The variable that names the interface of proxies, PROVIDER or PROVIDER:SOURCE."""
+_DEFAULT = "tcp"
+
+
+class Network:
+    """A rank's way to ranks of other hosts. Made by all ranks of a communicator together, before any kernel.
+
+    Raises BadInput, the same on all ranks, where there is no such network.
+    """
+
+    def __init__(self, group: Group, comm_args: int, far_bytes: int, hosts: Sequence[int]) -> None:
+        """comm_args: address of the rank's CommArgs. far_bytes: of what others write here, and what is staged. hosts:
+        of each rank the number of its host."""
+        problem = ""
+        self._native: Any
+        try:
+            self._native = _open(comm_args, far_bytes)
+        except (NotBuilt, RuntimeError, MemoryError) as error:
+            problem = f"rank {group.world_rank}: network: {error or 'out of memory'}"
+        group.refuse_together(problem)
+        addresses = group.all_gather(self._native.address, "the addresses of proxies")
+        for peer, (domain, key, base) in enumerate(addresses):
+            if hosts[peer] != hosts[group.rank]:
+                self._native.meet(rank=peer, domain=domain, key=key, base=base)
+        self._native.start()
+
+    @property
+    def ring(self) -> int:
+        """Address of the ring of commands that kernels fill."""
+        return int(self._native.ring)
+
+    @property
+    def far_heap(self) -> int:
+        """Address of what ranks of other hosts write: laid out like the heap, and as much again for what is staged."""
+        return int(self._native.far_heap)
+
+    @property
+    def max_bytes(self) -> int:
+        """The most that is written as one."""
+        return int(self._native.max_bytes)
+
+    def take_for(self, inbox: Any) -> None:
+        """Lets kernels have what immediates tell. inbox: of their native part."""
+        self._native.set_inbox(inbox)
+
+    def why_ended(self) -> str:
+        """Returns why the proxy has ended; "" while it has not."""
+        return str(self._native.error)
+
+    def reset(self) -> None:
+        """Sets the proxy back to the state before any command. Collective, with all ranks' kernels finished."""
+        self._native.reset()
+
+
+def check_hosts(hosts: Any, num_ranks: int) -> list[int] | None:
+    """Returns the hosts of ranks as numbers; None where all are on one. Raises BadInput."""
+    if hosts is None:
+        return None
+    if len(hosts) != num_ranks or any(isinstance(host, bool) or not isinstance(host, int) for host in hosts):
+        raise BadInput(f"hosts is {hosts!r}; wanted a number for each of {num_ranks} ranks")
+    return list(hosts) if len(set(hosts)) > 1 else None
+
+
+def _open(comm_args: int, far_bytes: int) -> Any:
+    from tracekern.fabric.library import native, require_library
+
+    provider, _, source = os.environ.get(_NET, _DEFAULT).partition(":")
+    library = require_library()
+    made = native().RankProxy(library, provider, source, comm_args, far_bytes)
+    if not made.tells_sources:
+        version = native().library_version(library)
+        raise RuntimeError(
+            f"provider {provider} of libfabric {version} does not tell who a write is from; "
+            "take a newer one: python -m pip install mpich==5.0.2"
+        )
+    return made
