@@ -22,6 +22,7 @@ NAMES = (
         "LIBFABRIC",
         "MOE_CAPTURE",
         "MOE_RUN",
+        "NET",
         "NUM_RESIDENTS",
         "OUT",
         "RUN_ID",

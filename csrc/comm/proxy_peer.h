@@ -45,21 +45,22 @@ TK_DEVICE bool post(Context& context, const Command& command, Fields... fields) 
     return true;
 }
 
-// Whether so many commands of a tag are completed, as far as this warp knows.
-template <class Context>
-TK_DEVICE bool is_sent(Context& context, uint32_t tag, uint64_t num_commands) {
+// Waits until all commands of a tag are completed that were counted in *num_posted by now: what they were written from
+// may be filled anew. A span of kEvent with these fields if it has to wait; false: it gave up.
+template <auto kEvent, class Context, class... Fields>
+TK_DEVICE bool wait_sent(Context& context, uint32_t tag, const uint64_t* num_posted, Fields... fields) {
+    Warp& warp = context.warp;
     const uint64_t* completed = &context.comm.transport->num_completed[tag];
-    return context.warp.once([&] { return uint32_t{load_relaxed_system(completed) >= num_commands}; }) != 0;
-}
-// Waits until so many commands of a tag are completed, and what they were written from may be filled anew.
-template <class Context>
-TK_DEVICE WaitResult wait_sent(Context& context, uint32_t tag, uint64_t num_commands) {
+    const uint64_t posted = warp.once([&] { return load_relaxed_system(num_posted); });
     const auto wanted = [&](uint64_t seen) {
-        return seen >= num_commands || mutated(CommChannel::sent, Mutation::acknowledgement);
+        return seen >= posted || mutated(CommChannel::sent, Mutation::acknowledgement);
     };
-    const WaitFor proxy{context.stage, context.comm.rank, tag};
-    const uint64_t* completed = &context.comm.transport->num_completed[tag];
-    return wait_until<CommChannel::sent, Scope::ranks>(context.warp, context.comm, completed, 0, wanted, proxy);
+    const auto wait_now = [&] {
+        const WaitFor proxy{context.stage, context.comm.rank, tag};
+        return wait_until<CommChannel::sent, Scope::ranks>(warp, context.comm, completed, 0, wanted, proxy);
+    };
+    const bool waits = warp.once([&] { return uint32_t{!wanted(load_relaxed_system(completed))}; }) != 0;
+    return record_wait_if<kEvent>(waits, context, wait_now, fields...).ok;
 }
 
 // ---- words of a peer's HeapControl ----

@@ -12,6 +12,23 @@ namespace tracekern {
 // Stores what an immediate of a peer tells. False: the peer does not keep to the protocol.
 using Inbox = std::function<bool(uint32_t source, const Immediate&)>;
 
+// The epoch that an immediate is of, which becomes the source's latest if it is ahead; kNeverEpoch: it cannot be.
+inline uint64_t take_epoch(uint64_t& latest, const Immediate& imm) {
+    if (mutated(CommChannel::command, Mutation::epoch) && latest != kNeverEpoch) return latest;
+    const uint64_t epoch = nearest_epoch(latest, imm.epoch);
+    if (epoch != kNeverEpoch && is_ahead(make_flag(epoch, 0), make_flag(latest, 0))) latest = epoch;
+    return epoch;
+}
+// Whether a write takes of the room at a peer, which its credits give back.
+inline bool takes_room() {
+    return !mutated(CommChannel::command, Mutation::value);
+}
+// Whether so many writes have come as were told.
+template <auto kChannel>
+bool have_come(uint32_t num_writes, uint32_t num_due) {
+    return num_writes >= num_due || mutated(kChannel, Mutation::value);
+}
+
 // Whether the command of this place is there, and copies it. The acquired lap orders the command, and the bytes that it
 // names, before; the released number lets its place be filled anew.
 inline bool take_command(const CommandRing& ring, uint64_t place, Command& command) {

@@ -150,7 +150,7 @@ private:
         bool has_posted = false;
         while (!peer.queue.empty() && peer.room != 0 && post_write(rank, peer.queue.front())) {
             peer.queue.pop_front();
-            if (!mutated(CommChannel::command, Mutation::value)) --peer.room;
+            if (takes_room()) --peer.room;
             has_posted = true;
         }
         return has_posted;
@@ -229,9 +229,8 @@ private:
         HeapControl& control = comm_.control(comm_.rank);
         if (which == ControlWord::barrier) {
             uint64_t& latest = peers_[source].latest[imm.which];
-            const uint64_t epoch = nearest_epoch(latest, imm.epoch);
+            const uint64_t epoch = take_epoch(latest, imm);
             if (epoch == kNeverEpoch) return give_up(source);
-            if (is_ahead(make_flag(epoch, 0), make_flag(latest, 0))) latest = epoch;
             return raise_flag<CommChannel::barrier>(control.word(which, source, epoch), make_flag(epoch, imm.n));
         }
         const uint64_t word = *reinterpret_cast<const uint64_t*>(memory_.begin + inbox_place(source, which));

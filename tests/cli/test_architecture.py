@@ -38,6 +38,7 @@ ALLOWED_IMPORTS = {
     "tracekern.dump": ("tracekern.dump",),
     "tracekern.segment": ("tracekern.segment", "tracekern.dump", *_COMPILED),
     "tracekern.comm": ("tracekern.comm", "tracekern.segment", "tracekern.dump", *_COMPILED),
+    "tracekern.comm.network": ("tracekern.comm", "tracekern.fabric.library", *_COMPILED),
     "tracekern.launcher": ("tracekern.launcher", "tracekern.comm", "tracekern.segment"),
     "tracekern.record": ("tracekern.record", "tracekern.comm", "tracekern.segment", "tracekern.dump", *_COMPILED),
     "tracekern.moe": ("tracekern.moe", "tracekern.record", "tracekern.comm", "tracekern.launcher", *_COMPILED),

@@ -97,6 +97,9 @@ class Communicator:
         BadInput: The backend is unknown, or the devices cannot share memory or have none left.
     """
 
+    network: Network | None = None
+    """To ranks of other hosts; None: there are none."""
+
     def __init__(
         self,
         group: Group,
@@ -119,8 +122,6 @@ class Communicator:
         making = (num_bytes, timeout_s, backend, on_timeout, reserved_bytes)
         group.agree("Communicator()", lambda: _check_making(group.num_ranks, hosts, *making))
         self.group = group
-        self.network: Network | None = None
-        """To ranks of other hosts; None: there are none."""
         self.native: Any
         self.device: CaptureDevice
         """For tracekern.capture(..., device=...)."""

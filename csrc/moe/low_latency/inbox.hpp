@@ -22,9 +22,8 @@ public:
     bool operator()(uint32_t source, const Immediate& imm) {
         args_.call.slot = imm.epoch % kNumSlots;
         uint64_t& latest = latest_[args_.call.slot * args_.shape.num_ranks + source];
-        const uint64_t epoch = epoch_of(latest, imm);
+        const uint64_t epoch = take_epoch(latest, imm);
         if (epoch == kNeverEpoch) return false;
-        if (is_ahead(make_flag(epoch, 0), make_flag(latest, 0))) latest = epoch;
         if (imm.kind == PutKind::word) return imm.which == kAckWord && take_ack(source, epoch, imm.n);
         if (imm.which >= args_.shape.num_local_experts() || imm.n > args_.shape.max_tokens) return false;
         switch (imm.kind) {
@@ -50,10 +49,6 @@ private:
         bool is_told = false;  // num_due
     };
 
-    static uint64_t epoch_of(uint64_t latest, const Immediate& imm) {
-        if (mutated(CommChannel::command, Mutation::epoch) && latest != kNeverEpoch) return latest;
-        return nearest_epoch(latest, imm.epoch);
-    }
     uint32_t rank() const { return args_.comm.rank; }
 
     bool take_message(uint32_t source, uint64_t epoch, const Immediate& imm) {
@@ -82,8 +77,7 @@ private:
             results.num_due = imm.n;
             results.is_told = true;
         }
-        const bool counts_rows = !mutated(LowLatencyChannel::results, Mutation::value);
-        if (!results.is_told || (counts_rows && results.num_rows < results.num_due)) return true;
+        if (!results.is_told || !have_come<LowLatencyChannel::results>(results.num_rows, results.num_due)) return true;
         results = {.epoch = epoch, .num_combines = results.num_combines + 1};
         uint64_t* flag = args_.result_flag(rank(), expert);
         raise_flag<LowLatencyChannel::results>(flag, make_flag(epoch, results.num_combines));

@@ -89,10 +89,7 @@ TK_DEVICE bool wait_staging(Context& context, Staged staged) {
         const uint32_t slot = context.args.call.slot;
         if (warp.warp == 0) {
             const uint64_t* num_posted = &context.args.slot().num_posted[static_cast<uint32_t>(staged)].word;
-            const uint64_t posted = warp.once([&] { return load_relaxed_system(num_posted); });
-            const auto wait_now = [&] { return wait_sent(context, tag_of(staged, slot), posted); };
-            const bool has_arrived = is_sent(context, tag_of(staged, slot), posted);
-            const bool ok = record_wait_if<LowLatencyEvent::wait_sent>(!has_arrived, context, wait_now, slot).ok;
+            const bool ok = wait_sent<LowLatencyEvent::wait_sent>(context, tag_of(staged, slot), num_posted, slot);
             if (!ok) warp.leader([&] { context.shared().failed = 1; });
         }
         warp.block_sync();

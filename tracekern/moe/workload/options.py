@@ -136,8 +136,8 @@ class MoeRun:
             why := FAMILY_OF[self.variant].why_unsuitable(self.shape, self.family_options)
         ):
             raise UnsuitableShape(why)
-        self._check_slow_link()
         self._check_transport()
+        self._check_slow_link()
         self._check_stage_blocks()
         if self.detail not in (0, "all", "peers") and not self.has_int4_experts:
             raise BadInput(f"detail is {self.detail}; expert {self.expert} has no steps, int4_sparse has")
