@@ -7,12 +7,12 @@
 //
 // A proxy may have so many writes on their way to a peer, or not yet applied there, as the peer's completion queue has
 // room for: half of it, shared by all its peers; the other half is for the peer's own writes, and for credits. A peer
-// tells how many it has applied when they are kCreditsAtOnce, or when it has nothing else to do.
+// tells how many it has applied when they are kCreditsAtOnce, or when it had nothing else to do for kIdleTurns.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
-#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -32,6 +32,7 @@ struct ProxyAddress {
 class Proxy {
 public:
     static constexpr uint32_t kCreditsAtOnce = 64;
+    static constexpr uint32_t kIdleTurns = 16;
 
     // What peers write to, and what is written to them. HeapControl comes first, the rest is the kernels'.
     struct Memory {
@@ -81,6 +82,11 @@ public:
             for (uint64_t& epoch : peer.latest) epoch = kNeverEpoch;
         }
     }
+    // Whether all that kernels asked for has arrived, and their peers know it.
+    bool is_drained() const {
+        const auto is_empty = [](const Peer& peer) { return peer.queue.empty() && peer.applied == 0; };
+        return free_.size() == values_.size() && std::all_of(peers_.begin(), peers_.end(), is_empty);
+    }
     // What immediates mean from now on.
     void set_inbox(Inbox inbox) { inbox_ = std::move(inbox); }
     // Before the first turn of any.
@@ -92,6 +98,7 @@ public:
         peer.room = window_;
         peer.is_met = true;
         for (uint64_t& epoch : peer.latest) epoch = kNeverEpoch;
+        if (ranks_.size() <= peer.at) ranks_.resize(peer.at + 1, kNobody);
         ranks_[peer.at] = rank;
     }
 
@@ -101,13 +108,16 @@ public:
         is_busy |= take_commands();
         if (!has_told_abort_ && has_fault(*comm_.fault)) tell_abort();
         for (uint32_t rank = 0; rank < peers_.size(); ++rank) is_busy |= post_to(rank);
-        for (uint32_t rank = 0; rank < peers_.size(); ++rank) is_busy |= give_credit(rank, is_busy);
+        num_idle_turns_ = is_busy ? 0 : num_idle_turns_ + 1;
+        const bool is_idle = num_idle_turns_ >= kIdleTurns;
+        for (uint32_t rank = 0; rank < peers_.size(); ++rank) is_busy |= give_credit(rank, is_idle);
         return is_busy;
     }
 
 private:
     static constexpr auto kSetupLimit = std::chrono::seconds(10);
     static constexpr uint32_t kMostCommandsATurn = 64;
+    static constexpr uint32_t kNobody = ~0u;
 
     struct Posted : Operation {
         uint32_t rank;
@@ -156,9 +166,9 @@ private:
         return has_posted;
     }
     // What this rank has applied of the peer's writes.
-    bool give_credit(uint32_t rank, bool is_busy) {
+    bool give_credit(uint32_t rank, bool is_idle) {
         Peer& peer = peers_[rank];
-        if (peer.applied == 0 || (is_busy && peer.applied < kCreditsAtOnce)) return false;
+        if (peer.applied == 0 || (!is_idle && peer.applied < kCreditsAtOnce)) return false;
         Command command{};
         command.imm = pack_immediate({.kind = PutKind::credit, .n = peer.applied});
         if (!post_write(rank, command)) return false;
@@ -212,17 +222,17 @@ private:
                    [this](Operation* operation, const std::string&) { lose(*static_cast<Posted*>(operation)); }) != 0;
     }
     void receive(const Immediate& imm, fi_addr_t source) {
-        const auto found = ranks_.find(source);
-        if (found == ranks_.end() || imm.generation != generation_) return;  // a stranger's, or of before a reset
-        Peer& peer = peers_[found->second];
+        const uint32_t rank = source < ranks_.size() ? ranks_[source] : kNobody;
+        if (rank == kNobody || imm.generation != generation_) return;  // a stranger's, or of before a reset
+        Peer& peer = peers_[rank];
         if (imm.kind == PutKind::credit) {
-            if (imm.n > window_ - peer.room) return give_up(found->second);
+            if (imm.n > window_ - peer.room) return give_up(rank);
             peer.room += imm.n;
             return;
         }
         ++peer.applied;
-        if (imm.kind == PutKind::word && imm.which < kNumControlWords) return apply(found->second, imm);
-        if (!inbox_ || !inbox_(found->second, imm)) give_up(found->second);
+        if (imm.kind == PutKind::word && imm.which < kNumControlWords) return apply(rank, imm);
+        if (!inbox_ || !inbox_(rank, imm)) give_up(rank);
     }
     void apply(uint32_t source, const Immediate& imm) {
         const auto which = static_cast<ControlWord>(imm.which);
@@ -254,13 +264,14 @@ private:
     Inbox inbox_;
     Domain domain_;
     std::vector<Peer> peers_;
-    std::map<fi_addr_t, uint32_t> ranks_;
+    std::vector<uint32_t> ranks_;   // [fi_addr_t], which counts from 0
     std::vector<uint64_t> values_;  // one for each operation: what it writes
     std::unique_ptr<Posted[]> operations_;
     std::vector<Posted*> free_;
     DomainMemory registered_, registered_values_;
     uint32_t window_ = 0;
     uint32_t generation_ = 0;
+    uint32_t num_idle_turns_ = 0;
     uint64_t num_taken_ = 0;
     bool has_told_abort_ = false;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -40,6 +41,7 @@ public:
     ~RankProxy() {
         if (process_.is_this()) {
             stop();
+            drain();
             return;
         }
         // The thread and the provider's locks are the parent's.
@@ -84,6 +86,20 @@ private:
         void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) throw std::bad_alloc();
         return static_cast<char*>(at);
+    }
+
+    // A rank may end before others have what it sent last.
+    void drain() {
+        constexpr auto kLimit = std::chrono::seconds(2);
+        const auto until = std::chrono::steady_clock::now() + kLimit;
+        const bool is_usable = !has_error_.load(std::memory_order_acquire) && !has_fault(*comm_.fault);
+        for (uint32_t idle = 0; is_usable && idle < 2 && std::chrono::steady_clock::now() < until;) {
+            try {
+                idle = proxy_->turn() || !proxy_->is_drained() ? 0 : idle + 1;
+            } catch (const std::exception&) {
+                return;  // a peer is gone, which nobody waits for any more
+            }
+        }
     }
 
     void run(const std::stop_token& stop) {

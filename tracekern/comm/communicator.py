@@ -404,6 +404,8 @@ class Communicator:
             fault = parse_fault(raw, self._fault_names) or {}
             text = describe_fault(fault)
             refused = fault.get("refusal")
+            why = self.network.why_ended() if self.network else ""
+            text += f"; the rank's proxy ended: {why}" if why else ""
             error = BadInput(text) if refused else CommTimeout(text + self.board.why_late(), fault)
             self._fail(error)
             raise error

@@ -354,6 +354,8 @@ class Buffer(BufferBase):
                 f"num_rdma_bytes is {self.num_rdma_bytes}; {layout} needs {heap_bytes}, see "
                 "get_low_latency_rdma_size_hint()"
             )
+        if self.comm.network:
+            layout.check_network(self.group_size, self.comm.network.max_bytes)
         self.comm.synchronize()
         return LaunchShape.choose(self.group, layout.num_experts, *self._grid, self.comm.device.backend)
 

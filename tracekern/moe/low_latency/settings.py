@@ -15,6 +15,8 @@ FACTS = NativeFamily("low_latency")
 SCALE_GROUP = 128
 """Neighbouring values of an fp8 row that share a scale."""
 MAX_TOKENS = (1 << 16) - 1
+MAX_FAR_EXPERTS = 256
+"""Of a rank, which 8 bits of an immediate tell apart (csrc/comm/immediate.h)."""
 NUM_SLOTS = 2
 """Handles of a buffer that may be live at a time."""
 
@@ -47,6 +49,18 @@ class Layout:
         if hidden % 8:
             raise BadInput(f"hidden is {hidden}; wanted a multiple of 8, which are 16 bytes of bf16")
         return cls(int(num_max_dispatch_tokens_per_rank), int(hidden), int(num_experts))
+
+    def check_network(self, num_ranks: int, max_bytes: int) -> None:
+        """Raises BadInput for calls of which a network cannot tell. max_bytes: that it writes as one."""
+        num_local, most = self.num_experts // num_ranks, int(FACTS.message_bytes(self.hidden, False))
+        if num_local > MAX_FAR_EXPERTS:
+            raise BadInput(
+                f"{num_local} experts on each rank; between hosts wanted at most {MAX_FAR_EXPERTS}; take more ranks"
+            )
+        if most > max_bytes:
+            raise BadInput(
+                f"hidden is {self.hidden}, messages {most} bytes; the network between hosts writes {max_bytes} at most"
+            )
 
     def native(self, num_ranks: int) -> dict[str, Any]:
         """Returns the options of the native functions."""
