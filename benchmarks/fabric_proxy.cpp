@@ -21,7 +21,7 @@ public:
                  ring_,
                  {memory, roles::kMemoryBytes},
                  static_cast<uint32_t>(settings.window)) {
-        proxy_.set_inbox([this](uint32_t, const Immediate&) {
+        proxy_.reset([this](uint32_t, const Immediate&) {
             ++arrived_;
             return true;
         });

@@ -13,7 +13,8 @@ namespace tracekern {
 
 enum class PutKind : uint32_t {
     word,     // a flag with value n, or a word that came with the write; `which` is a ControlWord or a kernel's own
-    credit,   // n writes of the receiver were applied, and it may send as many more; costs none itself
+    credit,   // n writes of the receiver were applied, and it may send as many more; costs none itself. `which` is 1
+              // in the last of a source, which then leaves
     message,  // a token for local expert `which`, in place n of its source
     count,    // n tokens in all for local expert `which`
     row,      // the result of token n, made by the source's local expert `which`

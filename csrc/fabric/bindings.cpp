@@ -55,12 +55,14 @@ std::function<void(Arguments...)> call_back(TransferEngine& engine, const py::fu
 
 // Its threads end with it, and may still want the interpreter.
 struct EndWithoutInterpreter {
-    void operator()(TransferEngine* engine) const {
+    template <class Ended>
+    void operator()(Ended* ended) const {
         const py::gil_scoped_release release;
-        delete engine;
+        delete ended;
     }
 };
 using EngineHolder = std::unique_ptr<TransferEngine, EndWithoutInterpreter>;
+using ProxyHolder = std::unique_ptr<RankProxy, EndWithoutInterpreter>;
 
 EngineHolder make_engine(const std::string& library,
                          const std::vector<std::pair<std::string, std::string>>& nets,
@@ -363,22 +365,26 @@ void bind_proxy(py::module_& module) {
                          const std::string& provider,
                          const std::string& source,
                          uint64_t comm_args,
-                         uint64_t far_bytes) {
+                         uint64_t far_bytes,
+                         const py::object&) {
+        const py::gil_scoped_release release;
         const auto& comm = *reinterpret_cast<const CommArgs*>(comm_args);
-        return std::make_unique<RankProxy>(
-            std::make_shared<FabricLibrary>(library), Net{provider, source, "", 0}, comm, RankProxyOptions{far_bytes});
+        return ProxyHolder(new RankProxy(
+            std::make_shared<FabricLibrary>(library), Net{provider, source, "", 0}, comm, RankProxyOptions{far_bytes}));
     };
     const auto meet = [](RankProxy& proxy, uint32_t rank, const py::bytes& domain, uint64_t key, uint64_t base) {
         proxy.proxy().meet(rank, {{domain}, key, base});
     };
-    py::class_<RankProxy>(module, "RankProxy")
+    py::class_<RankProxy, ProxyHolder>(module, "RankProxy")
+        // owner: of comm_args and of the heaps that they name.
         .def(py::init(make),
-             Unlocked(),
+             py::keep_alive<1, 7>(),
              py::arg("library"),
              py::arg("provider"),
              py::arg("source"),
              py::arg("comm_args"),
-             py::arg("far_bytes"))
+             py::arg("far_bytes"),
+             py::arg("owner"))
         // (domain, key, base), for meet() at others.
         .def_property_readonly("address",
                                [](RankProxy& proxy) {
@@ -392,14 +398,18 @@ void bind_proxy(py::module_& module) {
                                [](const RankProxy& proxy) { return reinterpret_cast<uint64_t>(proxy.far_heap()); })
         .def_property_readonly("error", &RankProxy::error)
         .def("meet", meet, py::arg("rank"), py::arg("domain"), py::arg("key"), py::arg("base"))
-        .def("set_inbox",
-             [](RankProxy& proxy, const py::capsule& inbox) {
-                 Inbox taken = *inbox.get_pointer<Inbox>();
-                 const py::gil_scoped_release release;
-                 proxy.pause([&](Proxy& paused) { paused.set_inbox(std::move(taken)); });
-             })
         .def("start", &RankProxy::start)
-        .def("reset", &RankProxy::reset, Unlocked());
+        .def("leave", &RankProxy::leave, Unlocked())
+        // inbox: a capsule of an Inbox, or None.
+        .def(
+            "reset",
+            [](RankProxy& proxy, const py::object& inbox) {
+                Inbox taken;
+                if (!inbox.is_none()) taken = *py::capsule(inbox).get_pointer<Inbox>();
+                const py::gil_scoped_release release;
+                proxy.reset(std::move(taken));
+            },
+            py::arg("inbox"));
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 // A proxy may have so many writes on their way to a peer, or not yet applied there, as the peer's completion queue has
 // room for: half of it, shared by all its peers; the other half is for the peer's own writes, and for credits. A peer
 // tells how many it has applied when they are kCreditsAtOnce, or when it had nothing else to do for kIdleTurns.
+//
+// A peer that is gone shows when a write to it fails. So one that nothing is on its way to gets a credit for none every
+// kBeat. A peer that leaves says so before, in its last credit.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +36,7 @@ class Proxy {
 public:
     static constexpr uint32_t kCreditsAtOnce = 64;
     static constexpr uint32_t kIdleTurns = 16;
+    static constexpr auto kBeat = std::chrono::milliseconds(20);
 
     // What peers write to, and what is written to them. HeapControl comes first, the rest is the kernels'.
     struct Memory {
@@ -70,7 +74,9 @@ public:
     // Of one command.
     uint64_t max_bytes() const { return domain_.max_write_bytes(); }
     // The state before the first turn, as kernels know it: what is under way of before is dropped where it arrives.
-    void reset() {
+    // inbox: what immediates mean from now on.
+    void reset(Inbox inbox) {
+        inbox_ = std::move(inbox);
         generation_ = (generation_ + 1) & kGenerationMask;
         num_taken_ = 0;
         has_told_abort_ = false;
@@ -79,16 +85,25 @@ public:
             peer.queue.clear();
             peer.room = window_;
             peer.applied = 0;
+            peer.is_lost = false;
             for (uint64_t& epoch : peer.latest) epoch = kNeverEpoch;
         }
+    }
+    // Tells all peers that this rank leaves; false: again in a later turn. Drained before.
+    bool say_farewell() {
+        for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+            Peer& peer = peers_[rank];
+            if (!peer.is_met || peer.has_left || peer.is_lost || peer.was_told) continue;
+            if (!post_credit(rank, 0, true)) return false;
+            peer.was_told = true;
+        }
+        return true;
     }
     // Whether all that kernels asked for has arrived, and their peers know it.
     bool is_drained() const {
         const auto is_empty = [](const Peer& peer) { return peer.queue.empty() && peer.applied == 0; };
         return free_.size() == values_.size() && std::all_of(peers_.begin(), peers_.end(), is_empty);
     }
-    // What immediates mean from now on.
-    void set_inbox(Inbox inbox) { inbox_ = std::move(inbox); }
     // Before the first turn of any.
     void meet(uint32_t rank, const ProxyAddress& address) {
         Peer& peer = peers_[rank];
@@ -111,6 +126,7 @@ public:
         num_idle_turns_ = is_busy ? 0 : num_idle_turns_ + 1;
         const bool is_idle = num_idle_turns_ >= kIdleTurns;
         for (uint32_t rank = 0; rank < peers_.size(); ++rank) is_busy |= give_credit(rank, is_idle);
+        if (is_idle) look_for_lost();
         return is_busy;
     }
 
@@ -123,6 +139,7 @@ private:
         uint32_t rank;
         uint32_t tag;
         uint32_t generation;
+        bool is_credit;
     };
     struct Peer {
         bool is_met = false;
@@ -131,6 +148,10 @@ private:
         std::deque<Command> queue;          // not posted yet
         uint32_t room = 0;                  // writes that may be posted
         uint32_t applied = 0;               // of its writes, of which it was not told
+        uint32_t under_way = 0;             // writes that are not completed
+        bool has_left = false;              // as it said
+        bool was_told = false;              // that this rank leaves
+        bool is_lost = false;               // a credit did not reach it
         uint64_t latest[kNumControlWords];  // epochs
     };
 
@@ -169,20 +190,24 @@ private:
     bool give_credit(uint32_t rank, bool is_idle) {
         Peer& peer = peers_[rank];
         if (peer.applied == 0 || (!is_idle && peer.applied < kCreditsAtOnce)) return false;
-        Command command{};
-        command.imm = pack_immediate({.kind = PutKind::credit, .n = peer.applied});
-        if (!post_write(rank, command)) return false;
+        if (!post_credit(rank, peer.applied)) return false;
         peer.applied = 0;
         return true;
     }
+    bool post_credit(uint32_t rank, uint32_t n, bool is_last = false) {
+        Command command{};
+        command.imm = pack_immediate({.kind = PutKind::credit, .which = is_last, .n = n});
+        return post_write(rank, command, true);
+    }
     // False: later.
-    bool post_write(uint32_t rank, const Command& command) {
+    bool post_write(uint32_t rank, const Command& command, bool is_credit = false) {
         if (free_.empty()) return false;
-        const Peer& peer = peers_[rank];
+        Peer& peer = peers_[rank];
         Posted* const operation = free_.back();
         operation->rank = rank;
         operation->tag = command.tag;
         operation->generation = generation_;
+        operation->is_credit = is_credit;
         const auto cell = static_cast<size_t>(operation - operations_.get());
         Write write{};
         write.peer = peer.at;
@@ -204,11 +229,13 @@ private:
             throw std::runtime_error("proxy of rank " + std::to_string(comm_.rank) + ": write to rank " +
                                      std::to_string(rank) + ": " + std::to_string(result));
         free_.pop_back();
+        ++peer.under_way;
         return true;
     }
 
     void complete(Posted* operation) {
         free_.push_back(operation);
+        --peers_[operation->rank].under_way;
         const bool is_counted = operation->tag != 0 && operation->generation == generation_;
         if (is_counted) count_completed(ring_, operation->tag);
     }
@@ -228,6 +255,7 @@ private:
         if (imm.kind == PutKind::credit) {
             if (imm.n > window_ - peer.room) return give_up(rank);
             peer.room += imm.n;
+            peer.has_left |= imm.which != 0;
             return;
         }
         ++peer.applied;
@@ -247,11 +275,33 @@ private:
         which == ControlWord::aborted_by ? abort_rank(control, word) : pass_on_word(control.word(which, source), word);
     }
 
+    // Names a peer that is gone and did not say that it leaves; what it said has been taken. Asks those that are
+    // silent.
+    void look_for_lost() {
+        const auto now = std::chrono::steady_clock::now();
+        const bool asks = now >= next_beat_;
+        if (asks) next_beat_ = now + kBeat;
+        for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+            Peer& peer = peers_[rank];
+            if (!peer.is_met || peer.has_left) continue;
+            if (peer.is_lost) {
+                give_up(rank);
+            } else if (asks && peer.under_way == 0) {
+                post_credit(rank, 0);
+            }
+        }
+    }
     // A peer that is dead, or does not keep to the protocol: all waits of this rank end, and name it.
     void give_up(uint32_t rank) { abort_rank(comm_.control(comm_.rank), uint64_t{rank} + 1); }
     void lose(Posted& operation) {
         Peer& peer = peers_[operation.rank];
         free_.push_back(&operation);
+        --peer.under_way;
+        if (operation.generation != generation_) return;
+        if (operation.is_credit) {  // its farewell may have come, and is taken later
+            peer.is_lost = true;
+            return;
+        }
         peer.queue.clear();
         peer.room = 0;
         peer.applied = 0;
@@ -272,6 +322,7 @@ private:
     uint32_t window_ = 0;
     uint32_t generation_ = 0;
     uint32_t num_idle_turns_ = 0;
+    std::chrono::steady_clock::time_point next_beat_{};
     uint64_t num_taken_ = 0;
     bool has_told_abort_ = false;
 };

@@ -39,14 +39,17 @@ public:
               *library_, net, comm, ring_, Proxy::Memory{far_heap_.get(), options.far_bytes}, options.window)) {}
     RankProxy(const RankProxy&) = delete;
     ~RankProxy() {
-        if (process_.is_this()) {
-            stop();
-            drain();
-            return;
-        }
+        leave();
+        if (process_.is_this()) return;
         // The thread and the provider's locks are the parent's.
         if (thread_.joinable()) thread_.detach();
         [[maybe_unused]] const auto* left = proxy_.release();
+    }
+    // Writes out what is left, and says farewell. There are no turns any more.
+    void leave() {
+        if (!process_.is_this()) return;
+        stop();
+        drain(true);
     }
 
     // Laid out like the rank's heap, and as much again for what is staged.
@@ -58,21 +61,17 @@ public:
         thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
     }
     void stop() { thread_ = {}; }
-    // Changes the proxy while no turn is under way.
-    template <class Change>
-    void pause(Change change) {
+    // The state before the first command, with all ranks' kernels finished. inbox: for what comes from then on.
+    // Collective: no rank sends before all have done it.
+    void reset(Inbox inbox) {
         stop();
-        change(*proxy_);
+        drain();
+        has_error_.store(false, std::memory_order_relaxed);
+        std::fill(commands_.begin(), commands_.end(), Command{});
+        num_claimed_ = num_taken_ = 0;
+        std::fill(std::begin(num_completed_), std::end(num_completed_), 0);
+        proxy_->reset(std::move(inbox));
         start();
-    }
-    // The state before the first command, with all ranks' kernels finished. Collective.
-    void reset() {
-        pause([this](Proxy& proxy) {
-            std::fill(commands_.begin(), commands_.end(), Command{});
-            num_claimed_ = num_taken_ = 0;
-            std::fill(std::begin(num_completed_), std::end(num_completed_), 0);
-            proxy.reset();
-        });
     }
     // Why the thread has ended; "" while it has not.
     std::string error() const { return has_error_.load(std::memory_order_acquire) ? error_ : ""; }
@@ -88,14 +87,15 @@ private:
         return static_cast<char*>(at);
     }
 
-    // A rank may end before others have what it sent last.
-    void drain() {
+    // A rank may end, or begin anew, before others have what it sent last.
+    void drain(bool leaves = false) {
         constexpr auto kLimit = std::chrono::seconds(2);
         const auto until = std::chrono::steady_clock::now() + kLimit;
         const bool is_usable = !has_error_.load(std::memory_order_acquire) && !has_fault(*comm_.fault);
         for (uint32_t idle = 0; is_usable && idle < 2 && std::chrono::steady_clock::now() < until;) {
             try {
-                idle = proxy_->turn() || !proxy_->is_drained() ? 0 : idle + 1;
+                const bool is_busy = proxy_->turn() || !proxy_->is_drained() || (leaves && !proxy_->say_farewell());
+                idle = is_busy ? 0 : idle + 1;
             } catch (const std::exception&) {
                 return;  // a peer is gone, which nobody waits for any more
             }

@@ -134,7 +134,7 @@ int run(const Options& options) {
             config.far_heap = proxies[rank]->far_heap();
         }
         ranks.push_back(std::make_unique<Rank<Comm>>(options, config, *comms[rank]));
-        if constexpr (kIsFar<Comm>) proxies[rank]->proxy().set_inbox(LowLatencyInbox(ranks[rank]->args()));
+        if constexpr (kIsFar<Comm>) proxies[rank]->proxy().reset(LowLatencyInbox(ranks[rank]->args()));
     }
     if constexpr (kIsFar<Comm>) meet_all(proxies, options.host_of);
     for (auto& proxy : proxies) proxy->start();

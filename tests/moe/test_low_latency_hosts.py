@@ -5,12 +5,15 @@ Every result is checked bit by bit. The network is a libfabric of the tests, or 
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,7 @@ from attack import (
 )
 from kept_builds import log_of
 from low_latency_check import same_bits
+from rank_pool import RankFailed, RankPool
 from toolchains import ROOT, compile_sm_90, program
 
 import tracekern
@@ -252,7 +256,7 @@ def call_without_rank_1(group: Group, hosts: list[int]) -> tuple[list[bool], str
         out = pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
         return same_bits(out, low_latency_reference(batch, experts, use_fp8=True))
 
-    right, told = [is_right(0)], ""
+    right, told = [is_right(number) for number in range(10, 21)], ""
     if group.rank == 1:
         time.sleep(2.0)
     else:
@@ -268,8 +272,33 @@ def call_without_rank_1(group: Group, hosts: list[int]) -> tuple[list[bool], str
 @pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 1]], ids=str)
 def test_after_a_reset_nothing_of_before_is_taken_for_new(pools, hosts):
     found = pools(3).call(call_without_rank_1, hosts)
-    assert [right for right, _ in found] == [[True] * 7] * 3
+    assert [right for right, _ in found] == [[True] * 17] * 3
     assert any("rank 1" in told for _, told in found), found
+
+
+def call_until_rank_1_is_killed(group: Group, hosts: list[int], told: Path) -> None:
+    shape = MoeShape(group.num_ranks, 4, 6, 2, 256, "bf16")
+    pipeline, experts = LowLatencyPipeline(group, shape, hosts=hosts, timeout_s=60), draw_experts(shape)
+    started = time.monotonic()
+    try:
+        for number in range(20):
+            if (group.rank, number) == (1, 9):
+                os.kill(os.getpid(), signal.SIGKILL)
+            batch = draw_batch(shape, seed=number, rank=group.rank, iteration=0, routing="uniform", uneven=False)
+            pipeline(batch.x, batch.topk_idx, batch.topk_weights, experts)
+    except CommTimeout as error:
+        (told / str(group.rank)).write_text(f"{time.monotonic() - started} {error}")
+
+
+def test_a_rank_that_is_killed_is_named_long_before_the_limit(tmp_path):
+    pool = RankPool(3)
+    with pytest.raises(RankFailed, match="rank 1: the process is gone"):
+        pool.call(call_until_rank_1_is_killed, [0, 1, 2], tmp_path)
+    pool.close()
+    for rank in (0, 2):
+        seconds, text = (tmp_path / str(rank)).read_text().split(maxsplit=1)
+        assert "rank 1" in text
+        assert float(seconds) < 30
 
 
 def test_a_run_on_two_hosts_has_their_nodes_and_no_wait_without_a_signal(tmp_path):

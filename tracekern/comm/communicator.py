@@ -180,7 +180,7 @@ class Communicator:
             clock_t0_ns=t0_ns,
         )
         if hosts:
-            self.network = Network(self.group, self.native.args_address, 2 * num_bytes, hosts)
+            self.network = Network(self.group, self.native, self._heap, 2 * num_bytes, hosts)
             self.native.reach_by(self.network.ring)
         self.device = CpuDevice(self.native, self._heap, self.group.world_ranks, seed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +21,13 @@ class Network:
     Raises BadInput, the same on all ranks, where there is no such network.
     """
 
-    def __init__(self, group: Group, comm_args: int, far_bytes: int, hosts: Sequence[int]) -> None:
-        """comm_args: address of the rank's CommArgs. far_bytes: of what others write here, and what is staged. hosts:
-        of each rank the number of its host."""
+    def __init__(self, group: Group, comm: Any, heap: Any, far_bytes: int, hosts: Sequence[int]) -> None:
+        """comm: the rank's native communicator, over `heap`. far_bytes: of what others write here, and what is staged.
+        hosts: of each rank the number of its host."""
         problem = ""
         self._native: Any
         try:
-            self._native = _open(comm_args, far_bytes)
+            self._native = _open(comm.args_address, far_bytes, (comm, heap))
         except (NotBuilt, RuntimeError, MemoryError) as error:
             problem = f"rank {group.world_rank}: network: {error or 'out of memory'}"
         group.refuse_together(problem)
@@ -35,6 +36,7 @@ class Network:
             if hosts[peer] != hosts[group.rank]:
                 self._native.meet(rank=peer, domain=domain, key=key, base=base)
         self._native.start()
+        weakref.finalize(self, self._native.leave)  # also where the process ends first: peers would take it for lost
 
     @property
     def ring(self) -> int:
@@ -51,34 +53,32 @@ class Network:
         """The most that is written as one."""
         return int(self._native.max_bytes)
 
-    def take_for(self, inbox: Any) -> None:
-        """Lets kernels have what immediates tell. inbox: of their native part."""
-        self._native.set_inbox(inbox)
-
     def why_ended(self) -> str:
         """Returns why the proxy has ended; "" while it has not."""
         return str(self._native.error)
 
-    def reset(self) -> None:
-        """Sets the proxy back to the state before any command. Collective, with all ranks' kernels finished."""
-        self._native.reset()
+    def reset(self, inbox: Any = None) -> None:
+        """Sets the proxy back to the state before any command. Collective, with all ranks' kernels finished, and none
+        begun before all ranks have done it. inbox: of the native kernels that ranks of other hosts write to."""
+        self._native.reset(inbox)
 
 
 def check_hosts(hosts: Any, num_ranks: int) -> list[int] | None:
     """Returns the hosts of ranks as numbers; None where all are on one. Raises BadInput."""
     if hosts is None:
         return None
-    if len(hosts) != num_ranks or any(isinstance(host, bool) or not isinstance(host, int) for host in hosts):
+    is_table = isinstance(hosts, Sequence) and len(hosts) == num_ranks
+    if not is_table or any(isinstance(host, bool) or not isinstance(host, int) for host in hosts):
         raise BadInput(f"hosts is {hosts!r}; wanted a number for each of {num_ranks} ranks")
     return list(hosts) if len(set(hosts)) > 1 else None
 
 
-def _open(comm_args: int, far_bytes: int) -> Any:
+def _open(comm_args: int, far_bytes: int, owner: Any) -> Any:
     from tracekern.fabric.library import native, require_library
 
     provider, _, source = os.environ.get(_NET, _DEFAULT).partition(":")
     library = require_library()
-    made = native().RankProxy(library, provider, source, comm_args, far_bytes)
+    made = native().RankProxy(library, provider, source, comm_args, far_bytes, owner)
     if not made.tells_sources:
         version = native().library_version(library)
         raise RuntimeError(

@@ -371,7 +371,7 @@ class Buffer(BufferBase):
     def _forget_calls(self) -> None:
         super()._forget_calls()
         if self._layout is not None:
-            self._kernels.native.reset()
+            self._kernels.reset()
         self._known_calls.clear()
         self._slots.clear()
 

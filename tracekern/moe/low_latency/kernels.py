@@ -64,13 +64,21 @@ class Kernels:
         self._family = native_family("low_latency", heap.comm.device.backend)
         places = {"first_byte": heap.first_byte, "first_stage": first_stage}
         self.native = self._make_native(layout, shape, {**places, **executor})
-        if network := heap.comm.network:
-            network.take_for(self.native.inbox())
+        self._reset_network()
         self._layout, self._shape = layout, shape
         self._described: tuple[bool, int] | None = None
         """use_fp8 and top-k of the calls that launches are described as."""
         self._launches = Launches(heap.comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
         self._expert_kernels: ExpertKernels | None = None
+
+    def reset(self) -> None:
+        """The state before the first call. Collective, with all ranks' kernels finished."""
+        self.native.reset()
+        self._reset_network()
+
+    def _reset_network(self) -> None:
+        if network := self._comm.network:
+            network.reset(self.native.inbox())
 
     def launch(
         self,
