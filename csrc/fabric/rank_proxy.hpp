@@ -104,13 +104,25 @@ private:
 
     void run(const std::stop_token& stop) {
         try {
-            for (uint32_t spins = 0; !stop.stop_requested();) proxy_->turn() ? void(spins = 0) : relax_thread(spins);
+            for (uint32_t spins = 0; !stop.stop_requested();) {
+                if (proxy_->turn()) {
+                    spins = 0;
+                } else if (spins < kSpinsUntilIdle) {
+                    relax_thread(spins);
+                } else {
+                    std::this_thread::sleep_for(kIdleSleep);
+                }
+            }
         } catch (const std::exception& error) {
             error_ = error.what();
             has_error_.store(true, std::memory_order_release);
             abort_rank(comm_.control(comm_.rank), uint64_t{comm_.rank} + 1);
         }
     }
+
+    // After some 30 ms without anything to do a thread leaves its core to others.
+    static constexpr uint32_t kSpinsUntilIdle = 1024;
+    static constexpr auto kIdleSleep = std::chrono::microseconds(500);
 
     const Process process_;
     const std::shared_ptr<const FabricLibrary> library_;

@@ -123,7 +123,7 @@ def exchange_beside_a_stranger(group: Group, what: str) -> str:
         told = exchange(group, 1.0 if what == "silence" else 60.0)
         group.barrier()
         return told
-    ours = descriptors._Exchange(1, 2, 16)
+    ours = descriptors._Exchange([0], 16)
     (address, token), _ = group.all_gather(ours.door, descriptors._WHAT)
     links = [strange_link(address, what, token) for _ in range(40)]
     if what != "silence":
@@ -185,7 +185,7 @@ def test_memory_of_another_size_is_refused(pair: RankPool):
 
 def exchange_beside_another_user(group: Group) -> str:
     """What the ranks get while another user's process sends to each door, with its token, before its peer does."""
-    ours = descriptors._Exchange(group.rank, 2, 16)
+    ours = descriptors._Exchange([1 - group.rank], 16)
     doors = group.all_gather(ours.door)
     stranger = os.fork()
     if stranger == 0:

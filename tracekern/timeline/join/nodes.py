@@ -42,7 +42,8 @@ def _numbered(hosts: dict[str, str]) -> dict[str, str]:
 def _part(rank: Rank) -> str:
     """ "/1" for a rank of the second part that the run's settings call a node; "" where they split nothing."""
     settings, num_ranks = rank.metadata.get("settings"), rank.metadata.get("num_ranks", 0)
-    nodes = settings.get("nodes") if isinstance(settings, dict) else None
-    if not isinstance(nodes, int) or not 2 <= nodes <= num_ranks:
+    settings = settings if isinstance(settings, dict) else {}
+    nodes, is_uneven = settings.get("nodes"), settings.get("transport") == "fabric"
+    if not isinstance(nodes, int) or not 2 <= nodes <= num_ranks or (num_ranks % nodes and not is_uneven):
         return ""
     return f"/{rank.rank * nodes // num_ranks}"
