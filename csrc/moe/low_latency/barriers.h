@@ -79,14 +79,16 @@ TK_DEVICE void wait_token_warps([[maybe_unused]] Context& context, const WarpGro
 
 // What all kernels but that of experts begin with: shared memory as zeros. False if some rank gave up, the same in all
 // warps of a block: what an earlier kernel of this rank waited for may never have come, and then nothing says that the
-// peers' buffers are free. number: of a combine.
-template <class Context>
-TK_DEVICE bool begin_kernel(Context& context, uint32_t number = 0) {
+// peers' buffers are free. number: of a combine. is_ready: what the first warp waits for before all go on; false: gave
+// up.
+template <class Context, class IsReady>
+TK_DEVICE bool begin_kernel(Context& context, uint32_t number, IsReady is_ready) {
     Warp& warp = context.warp;
     LowLatencyShared& shared = context.shared();
     if (warp.warp == 0) {
         const WaitFor nobody{context.stage, context.comm.rank, 0};
-        const bool gives_up = gives_up_with_others(warp, context.comm, channel_number(CommChannel::grid), nobody);
+        const bool gives_up =
+            gives_up_with_others(warp, context.comm, channel_number(CommChannel::grid), nobody) || !is_ready();
         warp.leader([&] {
             shared.failed = gives_up;
             shared.number = number;

@@ -57,9 +57,9 @@ struct Kernel : LowLatencyKernel<kOwnStage, Comm> {
         LowLatencyContext<Rec, Comm> context(warp, args, trace, kOwnStage, LowLatencyRole::combine, epoch);
         const uint32_t number = number_of(args, epoch, last);      // only now: what it waits for holds up no track
         const int64_t range = kSends ? rows_to_send(context) : 0;  // under way while the block begins
-        if (!begin_kernel(context, number)) return;
+        const auto is_ready = [&] { return !kSends || wait_staging(context, Staged::rows); };
+        if (!begin_kernel(context, number, is_ready)) return;
         if (kSends && number > 1 && !exchange_acks(context, epoch, number - 1)) return;
-        if (kSends && !wait_staging(context, Staged::rows)) return;
         if (kSends && warp.block == 0 && warp.warp == 0) warp.leader([&] { args.call.handle->num_combines = number; });
         if constexpr (kSends) combine_send(context, range);
         if constexpr (kReceives) combine_recv(context);

@@ -73,8 +73,8 @@ struct Kernel : LowLatencyKernel<kOwnStage, Comm> {
         const auto role = kSends && is_count_warp(warp) ? LowLatencyRole::count : LowLatencyRole::dispatch;
         LowLatencyContext<Rec, Comm> context(warp, args, trace, kOwnStage, role, epoch_of);
         const bool was_dropped = kSends && last != last_combined;
-        if (begin_kernel(context) && (!was_dropped || exchange_acks(context, last, 0)) &&
-            (!kSends || wait_staging(context, Staged::messages))) {
+        const auto is_ready = [&] { return !kSends || wait_staging(context, Staged::messages); };
+        if (begin_kernel(context, 0, is_ready) && (!was_dropped || exchange_acks(context, last, 0))) {
             if constexpr (kSends) {
                 count_sends(context);
                 // Not else, with which the compiler lays out the code of sends behind that of counts.

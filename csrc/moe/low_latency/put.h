@@ -81,19 +81,13 @@ TK_DEVICE bool put_counted(
     return put(context, to.rank, imm, from, tag_of(staged, args.call.slot));
 }
 
-// Waits until what was staged in this slot before is no longer read. All warps of a block call it; false: gave up.
+// Waits until what was staged in this slot before is no longer read. One warp's; false: gave up.
 template <class Context>
 TK_DEVICE bool wait_staging(Context& context, Staged staged) {
     if constexpr (kIsFar<typename Context::Comm>) {
-        Warp& warp = context.warp;
         const uint32_t slot = context.args.call.slot;
-        if (warp.warp == 0) {
-            const uint64_t* num_posted = &context.args.slot().num_posted[static_cast<uint32_t>(staged)].word;
-            const bool ok = wait_sent<LowLatencyEvent::wait_sent>(context, tag_of(staged, slot), num_posted, slot);
-            if (!ok) warp.leader([&] { context.shared().failed = 1; });
-        }
-        warp.block_sync();
-        return context.shared().failed == 0;
+        const uint64_t* num_posted = &context.args.slot().num_posted[static_cast<uint32_t>(staged)].word;
+        return wait_sent<LowLatencyEvent::wait_sent>(context, tag_of(staged, slot), num_posted, slot);
     } else {
         return true;
     }
