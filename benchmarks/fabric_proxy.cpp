@@ -26,14 +26,8 @@ public:
             return true;
         });
         const ProxyAddress own = proxy_.address();
-        channel.put(own.domain.bytes);
-        const uint64_t mine[2] = {own.key, own.base};
-        channel.put({reinterpret_cast<const char*>(mine), sizeof(mine)});
-        ProxyAddress theirs{{channel.get()}, 0, 0};
-        const std::string place = channel.get();
-        std::memcpy(&theirs.key, place.data(), sizeof(theirs.key));
-        std::memcpy(&theirs.base, place.data() + sizeof(theirs.key), sizeof(theirs.base));
-        proxy_.meet(1 - comm_.rank, theirs);
+        const roles::Place theirs = roles::swap_places(channel, {own.domain.bytes, own.key, own.base});
+        proxy_.meet(1 - comm_.rank, {{theirs.address}, theirs.key, theirs.base});
     }
 
     void write(uint64_t count) {

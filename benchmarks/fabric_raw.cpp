@@ -80,14 +80,12 @@ private:
         std::string name(256, '\0');
         size_t size = name.size();
         library_.require(fi_getname(&endpoint_->fid, name.data(), &size), "name");
-        channel.put(name.substr(0, size));
-        const uint64_t mine[2] = {fi_mr_key(region_), has_addresses_ ? reinterpret_cast<uint64_t>(memory_) : 0};
-        channel.put({reinterpret_cast<const char*>(mine), sizeof(mine)});
-        if (fi_av_insert(addresses_, channel.get().data(), 1, &peer_, 0, nullptr) != 1)
+        const uint64_t base = has_addresses_ ? reinterpret_cast<uint64_t>(memory_) : 0;
+        const roles::Place theirs = roles::swap_places(channel, {name.substr(0, size), fi_mr_key(region_), base});
+        if (fi_av_insert(addresses_, theirs.address.data(), 1, &peer_, 0, nullptr) != 1)
             throw std::runtime_error("no address");
-        const std::string theirs = channel.get();
-        std::memcpy(&key_, theirs.data(), sizeof(key_));
-        std::memcpy(&base_, theirs.data() + sizeof(key_), sizeof(base_));
+        key_ = theirs.key;
+        base_ = theirs.base;
     }
 
     void post(uint64_t offset) {

@@ -66,6 +66,23 @@ private:
     int socket_;
 };
 
+// Where a side's memory is, for the other side.
+struct Place {
+    std::string address;
+    uint64_t key, base;
+};
+// Tells the other side this one's place; returns the other's.
+inline Place swap_places(Channel& channel, const Place& own) {
+    channel.put(own.address);
+    const uint64_t numbers[2] = {own.key, own.base};
+    channel.put({reinterpret_cast<const char*>(numbers), sizeof(numbers)});
+    Place theirs{channel.get(), 0, 0};
+    const std::string told = channel.get();
+    std::memcpy(&theirs.key, told.data(), sizeof(theirs.key));
+    std::memcpy(&theirs.base, told.data() + sizeof(theirs.key), sizeof(theirs.base));
+    return theirs;
+}
+
 inline double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

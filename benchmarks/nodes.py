@@ -31,7 +31,7 @@ from fabric import Case, compile_program, find_networks, run
 from harness import Table, about_network, write_results
 
 MESSAGE_BYTES = 8192
-"""Of a token of 7,168 values of fp8, which is 7,408, and as much again as memory divides by."""
+"""A message of 7,168 values of fp8 has 7,408; the memory that is cycled through has to divide by it."""
 CASES = (
     Case("message", "paged", MESSAGE_BYTES, 16 * 1024, 64, 1.15),
     Case("8 bytes", "small", 8, 128 * 1024, 64, 1.30),
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def measure_puts(programs: dict[str, list[str]], network: Any, case: Case, pairs: int) -> dict[str, Any]:
-    """Runs raw and the proxy by turns, in alternate order."""
+    """Returns the times of both programs, which take turns in alternate order, and their ratios."""
     found: dict[str, list[float]] = {name: [] for name in programs}
     for pair in range(pairs):
         for name in sorted(programs, reverse=pair % 2 == 0):
@@ -87,7 +87,7 @@ def measure_puts(programs: dict[str, list[str]], network: Any, case: Case, pairs
 
 
 def measure_calls(provider: str, tokens: int, message_us: float) -> dict[str, Any]:
-    """Runs calls of two ranks that are a host each, untraced and traced by turns."""
+    """Returns the time of calls between two ranks, each a host of its own, and what recording them costs."""
     found: dict[str, list[float]] = {"untraced": [], "traced": []}
     for turn in range(3):
         for name in sorted(found, reverse=turn % 2 == 0):

@@ -11,8 +11,8 @@ namespace tracekern {
 
 // What kernels get where proxies reach the ranks of other hosts.
 struct FarArgs : RoutedArgs<CommandRing> {
-    // That this rank's proxy registered. Laid out like the heap: here ranks of other hosts write what others write
-    // there.
+    // Memory that this rank's proxy registered, laid out like the heap. Ranks of other hosts write here what ranks of
+    // this host write there.
     char* far_heap;
 
     // What only `writer` writes at rank `at_rank`, which is this one or mapped.

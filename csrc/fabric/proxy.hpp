@@ -3,14 +3,15 @@
 // Its turns take commands (comm/command.h), post each as a write with an immediate, and store what immediates of peers
 // tell where kernels wait. No turn waits: each peer has a queue, and the completion queue is asked each time.
 //
-// What immediates mean to the kernels, but for words of HeapControl, an Inbox knows: it stores that where they wait.
+// An Inbox knows what the other immediates mean to the kernels, and stores it where they wait. The proxy itself knows
+// words of HeapControl, and credits.
 //
 // A proxy may have so many writes on their way to a peer, or not yet applied there, as the peer's completion queue has
 // room for: half of it, shared by all its peers; the other half is for the peer's own writes, and for credits. A peer
 // tells how many it has applied when they are kCreditsAtOnce, or when it had nothing else to do for kIdleTurns.
 //
-// A peer that is gone shows when a write to it fails. So one that nothing is on its way to gets a credit for none every
-// kBeat. A peer that leaves says so before, in its last credit.
+// A write to a peer that is gone fails. To notice that, the proxy posts an empty credit every kBeat to each peer that
+// nothing is on its way to. A peer that leaves says so before, in its last credit.
 #pragma once
 
 #include <algorithm>

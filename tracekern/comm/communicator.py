@@ -91,7 +91,7 @@ class Communicator:
         reserved_bytes: Bytes at the start of the heap, those 4 KiB included, that kernels address by offsets of their
             own. `malloc_symmetric()` hands out what lies behind them.
         hosts: Of each rank the number of its host. Ranks of a host map each other's parts; proxies reach others over a
-            network. None: all ranks are on one host. On the CPU backend.
+            network, which kernels of your own cannot ask. None: all ranks are on one host. On the CPU backend.
 
     Raises:
         BadInput: The backend is unknown, or the devices cannot share memory or have none left.

@@ -9,8 +9,8 @@
 
 namespace tracekern {
 
-// An epoch says of which slot an immediate is. What a rank sends in a slot is of the slot's call that it sent of last,
-// or of the one before or behind: see put.h.
+// An epoch says of which slot an immediate is. It is that of the slot's latest call from the same rank, or of the call
+// before or behind it: see put.h.
 class LowLatencyInbox {
 public:
     explicit LowLatencyInbox(const LowLatencyArgsOn<FarArgs>& args)

@@ -2,9 +2,9 @@
 // the proxy is asked to write it where a rank of this host would have stored it (comm/proxy_peer.h). Which flag an
 // immediate raises there: see inbox.hpp.
 //
-// A slot's staging is filled anew when all that was written from it before has arrived, which the proxy counts. So has
-// then what said how many results there are: of an expert that no token of the rank chose nobody waits for that, and in
-// a network it could come calls later, when its epoch means another one.
+// A slot's staging is filled anew when all that was written from it before has arrived, which the proxy counts. By then
+// the numbers of results have arrived, too. Nobody waits for that of an expert which no token of the rank chose, and in
+// a network it could come calls later, when its epoch means another call.
 #pragma once
 
 #include "moe/low_latency/cast.h"
@@ -35,6 +35,7 @@ TK_DEVICE uint32_t mapped_lanes(Context& context, uint32_t count, RankOf rank_of
 
 // ---- commands ----
 
+// What a write takes from this rank's far heap, and where it goes in that of the other rank.
 struct StagedBytes {
     uint32_t bytes;
     uint64_t src, dst;

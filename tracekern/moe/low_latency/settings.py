@@ -16,7 +16,7 @@ SCALE_GROUP = 128
 """Neighbouring values of an fp8 row that share a scale."""
 MAX_TOKENS = (1 << 16) - 1
 MAX_FAR_EXPERTS = 256
-"""Of a rank, which 8 bits of an immediate tell apart (csrc/comm/immediate.h)."""
+"""Experts of a rank that an immediate tells apart: it has 8 bits for them (csrc/comm/immediate.h)."""
 NUM_SLOTS = 2
 """Handles of a buffer that may be live at a time."""
 
