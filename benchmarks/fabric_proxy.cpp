@@ -27,7 +27,7 @@ public:
         });
         const ProxyAddress own = proxy_.address();
         const roles::Place theirs = roles::swap_places(channel, {own.domain.bytes, own.key, own.base});
-        proxy_.meet(1 - comm_.rank, {{theirs.address}, theirs.key, theirs.base});
+        proxy_.meet(1 - comm_.rank, {{theirs.address}, theirs.key, theirs.base, 0});
     }
 
     void write(uint64_t count) {

@@ -372,8 +372,12 @@ void bind_proxy(py::module_& module) {
         return ProxyHolder(new RankProxy(
             std::make_shared<FabricLibrary>(library), Net{provider, source, "", 0}, comm, RankProxyOptions{far_bytes}));
     };
-    const auto meet = [](RankProxy& proxy, uint32_t rank, const py::bytes& domain, uint64_t key, uint64_t base) {
-        proxy.proxy().meet(rank, {{domain}, key, base});
+    const auto meet =
+        [](RankProxy& proxy, uint32_t rank, const py::bytes& domain, uint64_t key, uint64_t base, uint64_t number) {
+            proxy.proxy().meet(rank, {{domain}, key, base, number});
+        };
+    const auto start_trace = [](RankProxy& proxy, uint64_t tracks) {
+        proxy.start_trace(TraceChoice(tracks).descriptor());
     };
     py::class_<RankProxy, ProxyHolder>(module, "RankProxy")
         // owner: of comm_args and of the heaps that they name.
@@ -385,11 +389,12 @@ void bind_proxy(py::module_& module) {
              py::arg("comm_args"),
              py::arg("far_bytes"),
              py::arg("owner"))
-        // (domain, key, base), for meet() at others.
+        // (domain, key, base, number), for meet() at others.
         .def_property_readonly("address",
                                [](RankProxy& proxy) {
                                    const ProxyAddress address = proxy.proxy().address();
-                                   return py::make_tuple(py::bytes(address.domain.bytes), address.key, address.base);
+                                   return py::make_tuple(
+                                       py::bytes(address.domain.bytes), address.key, address.base, address.number);
                                })
         .def_property_readonly("tells_sources", [](RankProxy& proxy) { return proxy.proxy().tells_sources(); })
         .def_property_readonly("max_bytes", [](RankProxy& proxy) { return proxy.proxy().max_bytes(); })
@@ -397,9 +402,12 @@ void bind_proxy(py::module_& module) {
         .def_property_readonly("far_heap",
                                [](const RankProxy& proxy) { return reinterpret_cast<uint64_t>(proxy.far_heap()); })
         .def_property_readonly("error", &RankProxy::error)
-        .def("meet", meet, py::arg("rank"), py::arg("domain"), py::arg("key"), py::arg("base"))
+        .def("meet", meet)
         .def("start", &RankProxy::start)
         .def("leave", &RankProxy::leave, Unlocked())
+        .def("start_trace", start_trace, Unlocked())
+        .def("stop_trace", &RankProxy::stop_trace, Unlocked())
+        .def("set_late", [](RankProxy& proxy, int64_t us) { proxy.set_late(std::chrono::microseconds(us)); })
         // inbox: a capsule of an Inbox, or None.
         .def(
             "reset",
@@ -434,6 +442,7 @@ PYBIND11_MODULE(_fabric, module) {
         [](double timeout_s) { return UserThread::have_all_ended(to_ns(timeout_s)); },
         Unlocked());
     module.def("describe_events", &describe_events<TransferEvent>);
+    module.attr("proxy_tracks") = py::make_tuple(kProxyTrackNames[0], kProxyTrackNames[1]);
     module.def("anchor_host_time",
                [](int64_t anchor_ns) { host_anchor_ns.store(anchor_ns, std::memory_order_relaxed); });
     // [(provider, source, fabric, bits a second or 0)] of those providers that are here.

@@ -24,6 +24,7 @@
 
 #include "comm/proxy_side.hpp"
 #include "fabric/domain.hpp"
+#include "fabric/proxy_trace.hpp"
 
 namespace tracekern {
 
@@ -31,6 +32,7 @@ namespace tracekern {
 struct ProxyAddress {
     DomainAddress domain;
     uint64_t key, base;  // of its memory
+    uint64_t number;     // of the proxy, on record
 };
 
 class Proxy {
@@ -69,7 +71,7 @@ public:
         Domain::close_memory(registered_values_);
     }
 
-    ProxyAddress address() const { return {domain_.address(), registered_.key, registered_.base}; }
+    ProxyAddress address() const { return {domain_.address(), registered_.key, registered_.base, number_}; }
     // Else immediates come from nobody that the proxy knows.
     bool tells_sources() const { return domain_.tells_sources(); }
     // Of one command.
@@ -111,12 +113,22 @@ public:
         peer.at = domain_.insert(address.domain);
         peer.key = address.key;
         peer.base = address.base;
+        peer.number = address.number;
         peer.room = window_;
         peer.is_met = true;
         for (uint64_t& epoch : peer.latest) epoch = kNeverEpoch;
         if (ranks_.size() <= peer.at) ranks_.resize(peer.at + 1, kNobody);
         ranks_[peer.at] = rank;
     }
+
+    // Between turns. The region has the tracks of ProxyTrack.
+    void start_trace(const LaunchDescriptor& launch) {
+        trace_.start(launch, number_);
+        for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+            if (peers_[rank].is_met) trace_.introduce(rank, peers_[rank].number);
+        }
+    }
+    void stop_trace() { trace_.stop(); }
 
     // Returns whether there was something to do.
     bool turn() {
@@ -136,7 +148,12 @@ private:
     static constexpr uint32_t kMostCommandsATurn = 64;
     static constexpr uint32_t kNobody = ~0u;
 
+    struct Asked {
+        Command command;
+        ProxyTrace::Put put;
+    };
     struct Posted : Operation {
+        ProxyTrace::Put put;
         uint32_t rank;
         uint32_t tag;
         uint32_t generation;
@@ -145,8 +162,8 @@ private:
     struct Peer {
         bool is_met = false;
         fi_addr_t at = FI_ADDR_UNSPEC;
-        uint64_t key = 0, base = 0;
-        std::deque<Command> queue;          // not posted yet
+        uint64_t key = 0, base = 0, number = 0;
+        std::deque<Asked> queue;            // not posted yet
         uint32_t room = 0;                  // writes that may be posted
         uint32_t applied = 0;               // of its writes, of which it was not told
         uint32_t under_way = 0;             // writes that are not completed
@@ -164,7 +181,8 @@ private:
         while (count < kMostCommandsATurn && take_command(ring_, num_taken_, command)) {
             ++num_taken_;
             ++count;
-            peers_.at(command.peer).queue.push_back(command);
+            std::deque<Asked>& queue = peers_.at(command.peer).queue;
+            queue.push_back({command, trace_.take(command, queue.size())});
         }
         return count != 0;
     }
@@ -174,7 +192,7 @@ private:
         const uint64_t aborted_by = comm_.fault->aborted_by | uint64_t{comm_.fault->refusal} << 32;
         for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
             const Command command = word_command(comm_.rank, rank, ControlWord::aborted_by, aborted_by);
-            if (peers_[rank].is_met) peers_[rank].queue.push_front(command);
+            if (peers_[rank].is_met) peers_[rank].queue.push_front({command, trace_.take(command, 0)});
         }
     }
     bool post_to(uint32_t rank) {
@@ -198,11 +216,13 @@ private:
     bool post_credit(uint32_t rank, uint32_t n, bool is_last = false) {
         Command command{};
         command.imm = pack_immediate({.kind = PutKind::credit, .which = is_last, .n = n});
-        return post_write(rank, command, true);
+        command.peer = static_cast<uint16_t>(rank);
+        return !free_.empty() && post_write(rank, {command, trace_.take(command, 0)}, true);
     }
     // False: later.
-    bool post_write(uint32_t rank, const Command& command, bool is_credit = false) {
+    bool post_write(uint32_t rank, const Asked& asked, bool is_credit = false) {
         if (free_.empty()) return false;
+        const Command& command = asked.command;
         Peer& peer = peers_[rank];
         Posted* const operation = free_.back();
         operation->rank = rank;
@@ -229,12 +249,15 @@ private:
         if (result != 0)
             throw std::runtime_error("proxy of rank " + std::to_string(comm_.rank) + ": write to rank " +
                                      std::to_string(rank) + ": " + std::to_string(result));
+        trace_.post(asked.put);
+        operation->put = asked.put;
         free_.pop_back();
         ++peer.under_way;
         return true;
     }
 
     void complete(Posted* operation) {
+        trace_.complete(operation->put);
         free_.push_back(operation);
         --peers_[operation->rank].under_way;
         const bool is_counted = operation->tag != 0 && operation->generation == generation_;
@@ -253,6 +276,7 @@ private:
         const uint32_t rank = source < ranks_.size() ? ranks_[source] : kNobody;
         if (rank == kNobody || imm.generation != generation_) return;  // a stranger's, or of before a reset
         Peer& peer = peers_[rank];
+        trace_.arrive(rank, imm);
         if (imm.kind == PutKind::credit) {
             if (imm.n > window_ - peer.room) return give_up(rank);
             peer.room += imm.n;
@@ -317,9 +341,11 @@ private:
     std::vector<Peer> peers_;
     std::vector<uint32_t> ranks_;   // [fi_addr_t], which counts from 0
     std::vector<uint64_t> values_;  // one for each operation: what it writes
+    ProxyTrace trace_;
     std::unique_ptr<Posted[]> operations_;
     std::vector<Posted*> free_;
     DomainMemory registered_, registered_values_;
+    const uint64_t number_ = draw_number();
     uint32_t window_ = 0;
     uint32_t generation_ = 0;
     uint32_t num_idle_turns_ = 0;

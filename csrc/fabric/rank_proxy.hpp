@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -61,6 +62,15 @@ public:
         thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
     }
     void stop() { thread_ = {}; }
+    // A pause before each turn from now on, to see how others wait.
+    void set_late(std::chrono::microseconds pause) { late_us_.store(pause.count(), std::memory_order_relaxed); }
+    // Records from then on into a region with the tracks of ProxyTrack, until stop_trace().
+    void start_trace(const LaunchDescriptor& launch) {
+        between_turns([&] { proxy_->start_trace(launch); });
+    }
+    void stop_trace() {
+        between_turns([&] { proxy_->stop_trace(); });
+    }
     // The state before the first command, with all ranks' kernels finished. inbox: for what comes from then on.
     // Collective: no rank sends before all have done it.
     void reset(Inbox inbox) {
@@ -87,6 +97,14 @@ private:
         return static_cast<char*>(at);
     }
 
+    void between_turns(const std::function<void()>& run) {
+        if (!process_.is_this()) return;
+        const bool has_turns = thread_.joinable();
+        stop();
+        run();
+        if (has_turns && error().empty()) start();
+    }
+
     // A rank may end, or begin anew, before others have what it sent last.
     void drain(bool leaves = false) {
         constexpr auto kLimit = std::chrono::seconds(2);
@@ -105,6 +123,9 @@ private:
     void run(const std::stop_token& stop) {
         try {
             for (uint32_t spins = 0; !stop.stop_requested();) {
+                if (const int64_t us = late_us_.load(std::memory_order_relaxed)) {
+                    std::this_thread::sleep_for(std::chrono::microseconds(us));
+                }
                 if (proxy_->turn()) {
                     spins = 0;
                 } else if (spins < kSpinsUntilIdle) {
@@ -135,6 +156,7 @@ private:
     std::unique_ptr<Proxy> proxy_;
     std::string error_;
     std::atomic<bool> has_error_ = false;
+    std::atomic<int64_t> late_us_ = 0;
     std::jthread thread_;  // ends first
 };
 

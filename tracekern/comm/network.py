@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracekern.comm.ranks.group import Group
@@ -13,6 +13,8 @@ from tracekern.errors import BadInput, NotBuilt
 _NET = "TRACEKERN_NET"
 """The variable that names the interface of proxies, PROVIDER or PROVIDER:SOURCE."""
 _DEFAULT = "tcp"
+_RECORDS = 1 << 19
+"""Room of a proxy's track; a put takes two. What nobody writes takes no memory."""
 
 
 class Network:
@@ -32,10 +34,11 @@ class Network:
             problem = f"rank {group.world_rank}: network: {error or 'out of memory'}"
         group.refuse_together(problem)
         addresses = group.all_gather(self._native.address, "the addresses of proxies")
-        for peer, (domain, key, base) in enumerate(addresses):
+        for peer, address in enumerate(addresses):
             if hosts[peer] != hosts[group.rank]:
-                self._native.meet(rank=peer, domain=domain, key=key, base=base)
+                self._native.meet(peer, *address)
         self._native.start()
+        self._recorded_by: Callable[[], Any] = lambda: None
         weakref.finalize(self, self._native.leave)  # also where the process ends first: peers would take it for lost
 
     @property
@@ -56,6 +59,21 @@ class Network:
     def why_ended(self) -> str:
         """Returns why the proxy has ended; "" while it has not."""
         return str(self._native.error)
+
+    def set_late(self, us: int) -> None:
+        """Has the proxy pause for so long before each turn from now on, to see how others wait."""
+        self._native.set_late(us)
+
+    def record(self, capture: Any) -> None:
+        """Records the proxy's puts until the capture closes. Another call for the same capture does nothing."""
+        if self._recorded_by() is capture or not capture.keeps_host_tracks:
+            return
+        from tracekern.fabric.library import native
+
+        self._recorded_by = weakref.ref(capture)
+        events, stop = native().describe_events(), self._native.stop_trace
+        if tracks := capture.host_tracks("proxy", events, native().proxy_tracks, _RECORDS, stop):
+            self._native.start_trace(tracks)
 
     def reset(self, inbox: Any = None) -> None:
         """Sets the proxy back to the state before any command. Collective, with all ranks' kernels finished, and none

@@ -21,7 +21,7 @@ from tracekern.timeline.model import Timeline, Track, TrackKind
 
 _BLOCKS = "blocks"
 _TORCH = "torch profiler"
-_ENGINE = "transfer engine"
+_ENGINE, _PROXY = "transfer engine", "proxy"
 ROOT_UUID = 1
 SHARED_SEQUENCE = 1  # of the packets that belong to no rank; rank i of the timeline has i + 2
 _LANES_PER_ROW = 1 << 6
@@ -106,7 +106,8 @@ def _lay_out_rank(
     engines = sorted({tracks[i].stream for i in in_order if tracks[i].kind == TrackKind.ENGINE})
     for number, engine in enumerate(engines):
         own = [i for i in in_order if tracks[i].kind == TrackKind.ENGINE and tracks[i].stream == engine]
-        name = _ENGINE + (f" {number}" if len(engines) > 1 else "")
+        is_proxy = tracks[own[0]].role.startswith(_PROXY)
+        name = _PROXY if is_proxy else _ENGINE + (f" {number}" if len(engines) > 1 else "")
         _lay_out_engine(rows, timeline, rows.add(name, rank_row, len(above) + number, sequence), own)
     next_order = len(above) + len(engines)
     if on_device := [i for i in in_order if tracks[i].kind == TrackKind.DEVICE]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,6 +87,7 @@ class Launches:
         self._device = device
         self._selection = selection
         self._is_ring = selection.keep == "last"
+        self._stop_writers: list[Callable[[], None]] = []
         self._sinks = sinks
         from tracekern import _core
 
@@ -208,8 +209,10 @@ class Launches:
             flags=fmt.ENTRY_COUNTED_ONLY if counted_only else fmt.ENTRY_MIRRORED if mirrored else 0,
         )
 
-    def take_host_tracks(self, name: str, events: str, tracks: Sequence[str], records_per_track: int) -> int:
-        """Returns what LaunchHandle.descriptor is to a launch, for tracks that threads of the host write."""
+    def take_host_tracks(
+        self, name: str, events: str, tracks: Sequence[str], records_per_track: int, stop: Callable[[], None]
+    ) -> int:
+        """Returns what LaunchHandle.descriptor is to a launch. stop: ends what threads of the host write there."""
         check_name(name)
         table = self._table(Kernel(name, 1, len(tracks), 0, events, tracks).as_key())
         plan = LaunchPlan(
@@ -222,7 +225,13 @@ class Launches:
             roles=table.roles_json,
             flags=fmt.ENTRY_BY_HOST,
         )
+        self._stop_writers.append(stop)
         return RegionQueue(self._segment, self._device, plan).take(0, 0)
+
+    def stop_host_tracks(self) -> None:
+        """Has threads of the host end what they write."""
+        for stop in self._stop_writers:
+            stop()
 
     def read_counts(self, first_launch: int) -> dict[str, int]:
         """Reads the counts of launches from index `first_launch` on. Returns the records of the fullest track by name.

@@ -151,7 +151,7 @@ class Capture:
         self.directory = directory
         self.group = Group(0, 1)
         self._guard = guard
-        self._selection = selection
+        self._selection, self._is_ring = selection, selection.keep == "last"
         self._about = about
         self._setup = setup
         self._clocks = CaptureClocks(str(directory))
@@ -299,6 +299,7 @@ class Capture:
     def _stop(self, in_order: bool) -> bool:
         """Collects the records and takes the last clock samples. Returns whether all ranks close in order."""
         is_idle = self.device.streams.is_idle_within(CLOSE_TIMEOUT_S)
+        self._launches.stop_host_tracks()
         problem = self.device.error()
         if problem or not is_idle:
             why = problem or f"after {CLOSE_TIMEOUT_S:.0f} s kernels still run"
@@ -323,8 +324,9 @@ class Capture:
         return self._is_open and not self._guard.is_off
 
     @property
-    def _is_ring(self) -> bool:
-        return self._selection.keep == "last"
+    def keeps_host_tracks(self) -> bool:
+        """Whether it makes sense to record the run's own threads: launches are not counted, and their records stay."""
+        return not self._is_counting and not self._is_ring
 
     @property
     def footprint_bytes(self) -> int:
@@ -412,16 +414,17 @@ class Capture:
             return self._launches.count(kernel)
         return self._launches.take(kernel, epoch, ahead, key)
 
-    def host_tracks(self, name: str, events: str, tracks: Sequence[str], records_per_track: int) -> int:
+    def host_tracks(
+        self, name: str, events: str, tracks: Sequence[str], records_per_track: int, stop: Callable[[], None] = nothing
+    ) -> int:
         """Reserves tracks that threads of this process write with a Recorder of format span, in host time.
 
-        Returns the address of their LaunchDescriptor, as of a block with a warp for each; 0 without room. Who writes
-        them ends their Recorders before the capture closes. Raises BadInput outside the capture's `with` block.
+        Returns the address of their LaunchDescriptor, as of a block with a warp for each; 0 without room. stop: ends
+        their Recorders if that is not done before the capture closes. Raises BadInput outside of its `with` block.
         """
-        with self._guard:
+        with self._guard, self._lock:
             if self._is_ours(f"host_tracks({name!r})"):
-                with self._lock:
-                    return self._launches.take_host_tracks(name, events, tracks, records_per_track)
+                return self._launches.take_host_tracks(name, events, tracks, records_per_track, stop)
         return 0
 
     def graph(self, run: Callable[[], None], *, name: str = "graph", slots: int = 1024) -> TracedGraph:
@@ -536,13 +539,10 @@ class Capture:
                 self.segment.append_host_span(name, threading.get_native_id(), begin_ns + ahead, end_ns + ahead)
 
     def add_torch_profile(self, profile: Any) -> Path:
-        """Adds the lanes of a torch.profiler run to the capture.
+        """Adds the lanes of a torch.profiler run to the capture. Returns the file in the capture directory.
 
         Args:
             profile: The profiler, after its `with` block, or the path of a Chrome trace that it exported.
-
-        Returns:
-            The file in the capture directory.
 
         Raises:
             BadInput: There is no trace, or another rank made it.

@@ -96,6 +96,8 @@ class Launches:
         run: may be called from the thread of another resident rank. epoch: of the call, as records keep it.
         after_stage: called with the name of each kernel that was started. If it raises, the call is broken off.
         """
+        if capture is not None and self._comm.network:
+            self._comm.network.record(capture)
         if self._comm.device.backend == "cuda":
             with self._comm.device.active():
                 self._start_on_gpu(stages, run, epoch, capture, after_stage)

@@ -24,7 +24,7 @@ from tracekern.timeline.model import Int32, Marks, Problem, Spans, Timeline, Tra
 
 QUIET = "nothing"
 """A mark that only says that a track goes on."""
-WITHIN = ("queued",)
+WITHIN = ("queued", "command")
 """Events whose spans lie within the one before: part of a transfer."""
 
 
