@@ -34,6 +34,7 @@ from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.rows import sort_key
 from tracekern.timeline.facts.counters import Counter, count_events
 from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, has_rate
+from tracekern.timeline.join.puts import split_carried
 from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Launch, Timeline, TrackKind
 
 _PLACE = ("block", "warp", "sm", "role", "group", "sub_warp")
@@ -58,6 +59,7 @@ def write_chrome(
     Raises:
         BadInput: the timeline is in ticks, or the file cannot be written.
     """
+    timeline = split_carried(timeline)
     total_flows = len(timeline.flows)
     of_other_warps = 0
     counters = count_events(timeline)

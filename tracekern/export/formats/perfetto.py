@@ -42,6 +42,7 @@ from tracekern.export.protobuf import (
 from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
 from tracekern.timeline.facts.counters import Counter, count_events
 from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, has_rate
+from tracekern.timeline.join.puts import split_carried
 from tracekern.timeline.model import EventClass, EventType, Field, Flows, Int64, Launch, Timeline
 
 FLOWS_SQL = """
@@ -79,6 +80,7 @@ def write_perfetto(
     Raises:
         BadInput: the timeline is in ticks, the extension is not built, or the file cannot be written.
     """
+    timeline = split_carried(timeline)
     total_flows = len(timeline.flows)
     of_other_warps = 0
     counters = count_events(timeline)
