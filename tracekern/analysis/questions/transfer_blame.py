@@ -1,4 +1,4 @@
-"""Which rank, queue or link held up waits for immediates longer than its peers do.
+"""Which rank, proxy, queue or link held up waits for transfers longer than its peers do.
 
 All writes that waits were for are compared, whether they released them or came before: who is late hides what the
 others take, but not from this. Iterations are not on record: the k-th waits of all ranks make a *piece*, or where there
@@ -64,6 +64,7 @@ def blame_transfers(waits: TransferWaits) -> TransferBlames:
     writes, none, worth_ns = waits.writes, np.full(len(waits.writes), -1), MIN_SHARE * float(waits.wait_ns.sum())
     members = {
         TransferCause.LATE: (writes.source, none, none),
+        TransferCause.NOT_TAKEN: (writes.source, none, none),
         TransferCause.QUEUED: (writes.source, none, writes.domain),
         TransferCause.UNDER_WAY: (writes.source, writes.rank, writes.domain),
         TransferCause.NOTICED: (writes.rank, none, none),

@@ -1,8 +1,10 @@
-"""Why waits for immediates lasted: which transfer each was for, and what held that up.
+"""Why waits for transfers lasted, those for immediates and those of kernels for messages that proxies carry: which
+write each was for, and what held that up.
 
 Of the writes that a wait was for, the one that arrived last released it. Until its transfer was submitted the sender
-was late; until it was posted it stood in a queue; until it arrived it was under way; what is left the receiver took to
-see it. These are times of hosts, as recorded: they say where waiting went, not what a run would save.
+was late; until the proxy took a kernel's command it lay in a ring; until it was posted it stood in a queue; until it
+arrived it was under way; what is left the receiver took to see it. These are times of hosts, as recorded: they say
+where waiting went, not what a run would save.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.timeline.join.immediates import Arrivals, find_arrivals, immediate_waits, releasing
+from tracekern.timeline.join.puts import find_carried
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.table import Table
 
@@ -23,7 +26,9 @@ class TransferCause(enum.Enum):
     """What a wait was for at a moment."""
 
     LATE = "late"
-    """The sender had not submitted the transfer."""
+    """The sender had not submitted the transfer, or its kernel not asked for the put."""
+    NOT_TAKEN = "not taken"
+    """The proxy of its rank had not taken the kernel's command."""
     QUEUED = "queued"
     """The write was not posted: others were before it, or the peer was not met yet."""
     UNDER_WAY = "under way"
@@ -46,9 +51,10 @@ class Writes(Table):
     released: Mask
     late_ns: Float64
     """How long after the wait began its transfer was submitted; ..."""
+    not_taken_ns: Float64
     queued_ns: Float64
     under_way_ns: Float64
-    """... how long it was queued, and how long under way, even if nobody waited then; ..."""
+    """... how long it lay in a ring, was queued, and was under way, even if nobody waited then; ..."""
     noticed_ns: Float64
     """... how long it was there before the wait ended; nan unless the wait was for it when it arrived."""
 
@@ -60,7 +66,7 @@ class Writes(Table):
 
 @dataclass(frozen=True, repr=False)
 class TransferWaits(Table):
-    """[n] columns: waits for immediates that ended. Their four parts add up to wait_ns."""
+    """[n] columns: waits for transfers that ended. Their five parts add up to wait_ns."""
 
     row: Int64
     """Index into Timeline.spans."""
@@ -75,6 +81,7 @@ class TransferWaits(Table):
     """Its transfer's span; -1 where that is not on record."""
     wait_ns: Int64
     late_ns: Int64
+    not_taken_ns: Int64
     queued_ns: Int64
     under_way_ns: Int64
     noticed_ns: Int64
@@ -82,7 +89,7 @@ class TransferWaits(Table):
     """Whether no other write can have released it."""
     domains: tuple[str, ...]
     num_unmatched: int
-    """Waits that ended and whose write is not on record. They have no row."""
+    """Waits for immediates that ended and whose write is not on record. They have no row."""
     writes: Writes
     doubt_ns: float
     """By how much times of two hosts may contradict each other."""
@@ -93,75 +100,145 @@ class TransferWaits(Table):
         return ns
 
 
+@dataclass(frozen=True, repr=False)
+class _Held(Table):
+    """[n] columns: writes that waits were for, and when what happened to them."""
+
+    wait: Int64
+    """Its span."""
+    write: Int64
+    transfer: Int64
+    released: Mask
+    """Whether it came last of those that the wait was for."""
+    is_sure: Mask
+    submitted: Int64
+    taken: Int64
+    posted: Int64
+    came: Int64
+
+    def joined(self, other: _Held) -> _Held:
+        return _Held(*(np.concatenate([one, vars(other)[name]]) for name, one in vars(self).items()))
+
+
 def divide_transfer_waits(timeline: Timeline) -> TransferWaits | None:
-    """Divides every wait for immediates; None for a timeline without transfer engines."""
+    """Divides every wait for transfers; None for a timeline without engines and proxies."""
     if not timeline.tracks_of(TrackKind.ENGINE).any():
         return None
     spans, ranks = timeline.spans, timeline.track_ranks().astype(np.int64)
-    arrivals = find_arrivals(timeline)
-    every = immediate_waits(timeline)
-    arrival = releasing(timeline, arrivals, every)
-    write = np.where(arrival >= 0, np.append(arrivals.write, -1)[arrival], -1)
-    found = write >= 0
-    row, arrival, write = every[found], arrival[found], write[found]
-    begin, end = spans.start[row], spans.end[row]
+    of_immediates, num_unmatched = _held_immediates(timeline)
+    held = of_immediates.joined(_held_puts(timeline))
+    last = held.take(held.released)
+    begin, end = spans.start[last.wait], spans.end[last.wait]
     parts, before = [], begin
-    transfer, moments = _moments(timeline, arrivals)
-    for moment in (*moments[:, arrival], end):
+    for moment in (last.submitted, last.taken, last.posted, last.came, end):
         reached = np.clip(moment, before, end)
         parts.append(reached - before)
         before = reached
-    domain, domains = _domains(timeline, write)
+    domain, domains = _domains(timeline, held.write)
     return TransferWaits(
-        row=row,
-        rank=ranks[spans.track[row]],
-        source=ranks[spans.track[write]],
-        domain=domain,
-        write=write,
-        transfer=transfer[arrival],
+        row=last.wait,
+        rank=ranks[spans.track[last.wait]],
+        source=ranks[spans.track[last.write]],
+        domain=domain[held.released],
+        write=last.write,
+        transfer=last.transfer,
         wait_ns=end - begin,
         late_ns=parts[0],
-        queued_ns=parts[1],
-        under_way_ns=parts[2],
-        noticed_ns=parts[3],
-        is_sure=arrivals.is_sure[arrival],
+        not_taken_ns=parts[1],
+        queued_ns=parts[2],
+        under_way_ns=parts[3],
+        noticed_ns=parts[4],
+        is_sure=last.is_sure,
         domains=domains,
-        num_unmatched=int((~found).sum()),
-        writes=_writes_waited_for(timeline, arrivals, moments, arrival, begin, end),
+        num_unmatched=num_unmatched,
+        writes=_writes_waited_for(timeline, held, domain),
         doubt_ns=_doubt_ns(timeline),
     )
 
 
-def _writes_waited_for(
-    timeline: Timeline, arrivals: Arrivals, moments: Int64, released_by: Int64, begin: Int64, end: Int64
-) -> Writes:
-    """A wait is for what came of its immediate since the one before it was released.
+def _writes_waited_for(timeline: Timeline, held: _Held, domain: Int64) -> Writes:
+    spans, ranks = timeline.spans, timeline.track_ranks().astype(np.int64)
+    begin, end = spans.start[held.wait], spans.end[held.wait]
+    noticed = held.released & (held.came > begin)  # else it was there before, and nothing was to be noticed
+    row_of = np.zeros(len(spans), np.int64)
+    row_of[held.wait[held.released]] = np.arange(int(held.released.sum()))
+    return Writes(
+        wait=row_of[held.wait],
+        source=ranks[spans.track[held.write]],
+        rank=ranks[spans.track[held.wait]],
+        domain=domain,
+        released=held.released,
+        late_ns=np.maximum(held.submitted - begin, 0).astype(float),
+        not_taken_ns=np.maximum(held.taken - held.submitted, 0).astype(float),
+        queued_ns=np.maximum(held.posted - held.taken, 0).astype(float),
+        under_way_ns=np.maximum(held.came - held.posted, 0).astype(float),
+        noticed_ns=np.where(noticed, np.maximum(end - held.came, 0), np.nan),
+    )
 
-    moments: of _moments(). released_by: [num_waits] the arrival that released each wait, from begin to end.
+
+def _held_immediates(timeline: Timeline) -> tuple[_Held, int]:
+    """(writes that waits for immediates were for, how many waits have none on record)"""
+    arrivals, every = find_arrivals(timeline), immediate_waits(timeline)
+    released_by = releasing(timeline, arrivals, every)
+    found = (released_by >= 0) & (np.append(arrivals.write, -1)[released_by] >= 0)
+    waits, released_by = every[found], released_by[found]
+    arrival, wait = _came_before(arrivals, released_by)
+    arrival, wait = np.concatenate([released_by, arrival]), np.concatenate([np.arange(len(waits)), wait])
+    transfer, (submitted, posted, came) = _moments(timeline, arrivals)
+    held = _Held(
+        wait=waits[wait],
+        write=arrivals.write[arrival],
+        transfer=transfer[arrival],
+        released=np.arange(len(arrival)) < len(waits),
+        is_sure=arrivals.is_sure[arrival],
+        submitted=submitted[arrival],
+        taken=submitted[arrival],
+        posted=posted[arrival],
+        came=came[arrival],
+    )
+    return held, int((~found).sum())
+
+
+def _came_before(arrivals: Arrivals, released_by: Int64) -> tuple[Int64, Int64]:
+    """([n] arrivals that released nothing, [n] the wait of each): of its immediate the next one that was released.
+
+    released_by: [num_waits] the arrival that released each wait.
     """
     order = np.argsort(released_by, kind="stable")
-    arrival = np.flatnonzero(arrivals.write >= 0)
+    arrival = np.setdiff1d(np.flatnonzero(arrivals.write >= 0), released_by)
     place = np.searchsorted(released_by[order], arrival)
     arrival, place = arrival[place < len(order)], place[place < len(order)]
     wait = order[place]
-    same = (arrivals.rank[arrival] == arrivals.rank[released_by[wait]]) & (
-        arrivals.imm[arrival] == arrivals.imm[released_by[wait]]
-    )
-    arrival, wait = arrival[same], wait[same]
-    submitted, posted, came = moments[:, arrival]
-    released = released_by[wait] == arrival
-    noticed = released & (came > begin[wait])  # else it was there before, and nothing was to be noticed
-    return Writes(
+    last = released_by[wait]
+    same = (arrivals.rank[arrival] == arrivals.rank[last]) & (arrivals.imm[arrival] == arrivals.imm[last])
+    return arrival[same], wait[same]
+
+
+def _held_puts(timeline: Timeline) -> _Held:
+    """Puts that waits of kernels were for. Where its arrival is not on record, a put came when it was complete."""
+    spans, carried = timeline.spans, find_carried(timeline)
+    signal, wait = timeline.flows.signal[carried.flow], timeline.flows.wait[carried.flow]
+    taken, confirmed = spans.start[carried.put], spans.end[carried.put]
+    of_command = np.append(spans.end, OPEN_END)[np.where(carried.command >= 0, carried.command, -1)]
+    posted = np.where(of_command == OPEN_END, taken, of_command)
+    came = np.where(carried.came == OPEN_END, confirmed, carried.came)
+    known = (came != OPEN_END) & (spans.end[wait] != OPEN_END)
+    order = np.lexsort((came, wait))
+    is_last = np.ones(len(order), bool)
+    is_last[order[:-1]] = wait[order[:-1]] != wait[order[1:]]
+    none = np.full(len(wait), -1)
+    held = _Held(
         wait=wait,
-        source=arrivals.source[arrival],
-        rank=arrivals.rank[arrival],
-        domain=_domains(timeline, arrivals.write[arrival])[0],
-        released=released,
-        late_ns=np.maximum(submitted - begin[wait], 0).astype(float),
-        queued_ns=np.maximum(posted - submitted, 0).astype(float),
-        under_way_ns=np.maximum(came - posted, 0).astype(float),
-        noticed_ns=np.where(noticed, np.maximum(end[wait] - came, 0), np.nan),
+        write=carried.put,
+        transfer=none,
+        released=is_last,
+        is_sure=none < 0,
+        submitted=np.minimum(spans.start[signal], taken),
+        taken=taken,
+        posted=posted,
+        came=came,
     )
+    return held.take(known)
 
 
 def _moments(timeline: Timeline, arrivals: Arrivals) -> tuple[Int64, Int64]:
@@ -180,9 +257,14 @@ def _moments(timeline: Timeline, arrivals: Arrivals) -> tuple[Int64, Int64]:
 
 def _domains(timeline: Timeline, writes: Int64) -> tuple[Int64, tuple[str, ...]]:
     """([n] index of what each write went through, the names)"""
-    roles = [timeline.tracks[track].role for track in timeline.spans.track[writes].tolist()]
-    names = tuple(sorted({track.role for track in timeline.tracks if track.kind is TrackKind.ENGINE}))
-    return np.array([names.index(role) for role in roles], np.int64), names
+    roles = [track.role if track.kind is TrackKind.ENGINE else "" for track in timeline.tracks]
+    names = tuple(sorted({_through(role) for role in roles if role}))
+    index = np.array([names.index(_through(role)) if role else -1 for role in roles], np.int64)
+    return index[timeline.spans.track[writes]], names
+
+
+def _through(role: str) -> str:
+    return "its proxy" if role.startswith("proxy") else role
 
 
 def _doubt_ns(timeline: Timeline) -> float:

@@ -76,6 +76,9 @@ class MoeRun:
     """Options that only the variant's family has, such as the partitions of `pipelined`; 0 leaves the choice to it."""
     late_rank: int = flag(-1, "A rank whose calls begin late; -1: none.")
     late_us: int = flag(300, "How much later they begin.")
+    late_proxy: int = flag(
+        -1, "With --transport fabric: a rank whose proxy pauses for --late-us before each turn; -1: none."
+    )
     slow_link: float | None = flag(
         None, "On the CPU: GB/s at which rows leave each rank for ranks of other nodes; see --nodes.", metavar="GBPS"
     )
@@ -125,6 +128,7 @@ class MoeRun:
             ("limit-s", self.limit_s, 1, 1_000_000),
             ("late-rank", self.late_rank, -1, self.ranks - 1),
             ("late-us", self.late_us, 0, 1_000_000),
+            ("late-proxy", self.late_proxy, -1, self.ranks - 1),
         ):
             check_range(name, value, low, high)
         if self.host_driven is False and self.variant not in FAMILY_OF:
@@ -168,6 +172,8 @@ class MoeRun:
 
     def _check_transport(self) -> None:
         if self.transport == "memory":
+            if self.late_proxy >= 0:
+                raise BadInput(f"late-proxy is {self.late_proxy} and transport memory; ranks have proxies with fabric")
             return
         if self.variant != "low_latency":
             raise UnsuitableShape(f"transport is fabric; variant {self.variant} has none, only low_latency")
@@ -261,8 +267,9 @@ class MoeRun:
         settings = {name: getattr(self, name) for name in names}
         if self.has_int4_experts:
             settings |= {"expert": self.expert, "intermediate": self.intermediate}
-        if self.late_rank >= 0:
-            settings |= {"late_rank": self.late_rank, "late_us": self.late_us}
+        for name in ("late_rank", "late_proxy"):
+            if getattr(self, name) >= 0:
+                settings |= {name: getattr(self, name), "late_us": self.late_us}
         if self.slow_link is not None:
             settings |= {"slow_link": self.slow_link, "nodes": self.num_link_nodes}
             if not settings["nodes"]:

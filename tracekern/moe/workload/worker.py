@@ -204,6 +204,8 @@ def _prepare(options: MoeRun, group: Group, backend: str, is_host_driven: bool =
             nodes = pipeline.options.get("nodes") or options.num_link_nodes
             pipeline.comm.set_slow_link(options.slow_link, nodes)
         pipeline.late_us = options.late_us if group.rank == options.late_rank else 0
+        if pipeline.comm.network and group.rank == options.late_proxy:
+            pipeline.comm.network.set_late(options.late_us)
 
         def start(
             batch: Batch,

@@ -16,11 +16,12 @@ from tracekern.viewers.report.question import Question
 _MAX_LONGEST = 15
 _MAX_BLAMES = 12
 _ASIDE = (
-    "A wait for immediates is divided by the write that arrived last of those it was for: <i>late</i> until its "
-    "transfer was submitted, <i>queued</i> until it was posted, <i>under way</i> until it arrived, and what is left "
-    "until it was <i>noticed</i>. <i>Beyond its peers</i> is how much longer its writes take than those of the median "
-    "peer, where chance does not explain it. These are times of hosts, as recorded; ranks that wait at the same time "
-    "each count."
+    "A wait for immediates, or of a kernel for what comes over a network, is divided by the write that arrived last of "
+    "those it was for: <i>late</i> until its transfer was submitted, or a kernel had asked for it; <i>not taken</i> "
+    "until the proxy took the kernel's command; <i>queued</i> until it was posted, <i>under way</i> until it arrived, "
+    "and what is left until it was <i>noticed</i>. <i>Beyond its peers</i> is how much longer its writes take than "
+    "those of the median peer, where chance does not explain it. These are times of hosts, as recorded; ranks that "
+    "wait at the same time each count."
 )
 
 
@@ -38,14 +39,14 @@ QUESTION = Question("transfers", "Transfers", "Which transfers were waited for, 
 
 
 def describe_transfers(waits: TransferWaits, blames: TransferBlames | None = None) -> str:
-    """Says what waits for immediates were for, and who stands out."""
+    """Says what waits for transfers were for, and who stands out."""
     if not len(waits):
-        return f"no wait for immediates has its write on record, of {count(waits.num_unmatched, 'wait')}"
+        return f"no wait for transfers has its write on record, of {count(waits.num_unmatched, 'wait')}"
     total = int(waits.wait_ns.sum())
     shares = sorted(((int(waits.of(cause).sum()), cause) for cause in TransferCause), key=lambda share: -share[0])
     parts = ", ".join(f"{percent(ns, total)} {cause.value}" for ns, cause in shares if ns)
     named = (blames or blame_transfers(waits)).named[:1]
-    text = f"{count(len(waits), 'wait')} for immediates, {duration(total)}: {parts}"
+    text = f"{count(len(waits), 'wait')} for transfers, {duration(total)}: {parts}"
     return text + "".join(f"; most beyond its peers: {describe_blame(blame)}" for blame in named)
 
 
@@ -73,6 +74,7 @@ def describe_blame(blame: TransferBlame) -> str:
 def _what(blame: TransferBlame) -> str:
     return {
         TransferCause.LATE: f"rank {blame.rank} submitted late",
+        TransferCause.NOT_TAKEN: f"the proxy of rank {blame.rank} took commands late",
         TransferCause.QUEUED: f"writes queued at rank {blame.rank} for {blame.domain}",
         TransferCause.UNDER_WAY: f"writes under way from rank {blame.rank} to {blame.peer} through {blame.domain}",
         TransferCause.NOTICED: f"rank {blame.rank} took long to see what had arrived",
@@ -95,12 +97,15 @@ def _blames(blames: tuple[TransferBlame, ...]) -> str:
 def _longest(timeline: Timeline, waits: TransferWaits) -> str:
     rows = []
     for place in np.argsort(-waits.wait_ns, kind="stable")[:_MAX_LONGEST].tolist():
-        row = waits.row[place : place + 1]
-        transfer = waits.transfer[place : place + 1]
-        moved = f"{int(timeline.field(transfer, 'bytes')[0]):,}" if transfer[0] >= 0 else "-"
+        wait, whole = waits.row[place], waits.transfer[place] if waits.transfer[place] >= 0 else waits.write[place]
+        kind = timeline.events[timeline.spans.event[wait]]
+        moved = "-"
+        if timeline.events[timeline.spans.event[whole]].has("bytes"):
+            moved = f"{int(timeline.field(whole, 'bytes')[0]):,}"
         rows.append(
             [
-                f"rank {waits.rank[place]}, imm {int(timeline.field(row, 'imm')[0])}",
+                f"rank {waits.rank[place]}, "
+                + (f"imm {int(timeline.field(wait, 'imm')[0])}" if kind.has("imm") else kind.name),
                 f"rank {waits.source[place]}, {escape(waits.domains[int(waits.domain[place])])}",
                 moved + ("" if waits.is_sure[place] else " (or another of this immediate)"),
                 duration(int(waits.wait_ns[place])),
