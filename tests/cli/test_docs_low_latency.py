@@ -54,7 +54,7 @@ def timeline(directory) -> Timeline:
 
 @OF_THE_COMMANDS
 def test_its_commands_run_and_leave_what_they_name(directory):
-    named = {"ll-capture", "ll-report.html", "ll-late", "ll-late.html", "ll-int4"}
+    named = {"ll-capture", "ll-report.html", "ll-late", "ll-late.html", "ll-int4", "ll-hosts"}
     assert {path.name for path in directory.iterdir()} == named
 
 
