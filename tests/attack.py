@@ -94,10 +94,13 @@ class Attack:
     sites: tuple[str, ...]
     flags: tuple[str, ...] = TSAN
     noticed: tuple[int, ...] = NOTICED
+    network: tuple[str, ...] = ()
+    """What a network in the process is compiled with, where one lies between nodes."""
 
     def run(self, seed: int, *options: str) -> subprocess.CompletedProcess[str]:
         arguments = (argument.replace("SEED", str(seed)) for argument in self.arguments)
-        return run_program(program(self.program, *self.flags), *arguments, *options)
+        network = in_process_options(*self.network) if self.network else ()
+        return run_program(program(self.program, *self.flags), *arguments, *network, *options)
 
     def exits_until_noticed(self, site: str) -> list[int]:
         """Of one seed after the other, until one of them notices that `site` is left out."""
@@ -114,6 +117,11 @@ def in_process(flags: tuple[str, ...]) -> Path:
     """A libfabric whose endpoints are all in one process, and whose writes overtake each other."""
     source = ROOT / "tests" / "cpp" / "in_process_fabric.cpp"
     return compile_cached((*GXX, *flags, "-shared", "-fPIC"), source, ".so")
+
+
+def in_process_options(*flags: str) -> tuple[str, ...]:
+    """The options of a run over it. flags: what it is compiled with."""
+    return (f"library={in_process(flags)}", "provider=in_process")
 
 
 def sites(channel: str, *mutations: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 
 #include "comm/context.h"
 #include "comm/counter.h"
-#include "comm/put.h"
+#include "comm/signal.h"
 
 namespace tracekern {
 

@@ -5,7 +5,7 @@
 // middle of a round trip a good estimate. No flag guards a payload here: relaxed order is enough.
 #pragma once
 
-#include "comm/put.h"
+#include "comm/signal.h"
 
 namespace tracekern {
 
@@ -38,6 +38,11 @@ constexpr uint32_t kPingPongStop = 0xffffffffu;
 // No flag: nobody waits for its epoch alone, and both halves count more than a flag holds.
 TK_DEVICE uint64_t ping_word(uint32_t epoch, uint32_t count) {
     return uint64_t{epoch} << 32 | count;
+}
+
+// Orders nothing. One lane's.
+TK_DEVICE void store_word(Warp&, uint64_t* at, uint64_t word) {
+    store_relaxed_system(at, word);
 }
 
 // A polite wait would be the slowest part of the way, so the first turns are nothing but loads. An answer that takes

@@ -59,11 +59,6 @@ TK_DEVICE void tell_abort(const MappedPeer& to, uint64_t aborted_by) {
     if (!load_relaxed_system(&control.aborted_by)) store_relaxed_system(&control.aborted_by, aborted_by);
     store_release_system(&control.abort, 1u);
 }
-template <class Transport>
-TK_DEVICE void tell_abort(const TransportPeer<Transport>& to, uint64_t aborted_by) {
-    to.put({.word_at = offsetof(HeapControl, aborted_by), .word = aborted_by, .releases = true});
-    to.put({.word_at = offsetof(HeapControl, abort), .word = 1, .word_bytes = sizeof(uint32_t), .releases = true});
-}
 
 TK_DEVICE void describe_ring(FaultRecord&, const WaitFor&) {}
 TK_DEVICE void describe_ring(FaultRecord& fault, const RingWait& wait_for) {

@@ -19,6 +19,8 @@ enum class PutKind : uint32_t {
     count,    // n tokens in all for local expert `which`
     row,      // the result of token n, made by the source's local expert `which`
     results,  // n such rows in all
+    chunk,    // rows of ring `which`, a chunk, up to position n
+    head,     // n positions of ring `which` may be written anew; it only grows within a call
 };
 constexpr uint32_t kFirstOwnWord = 16;  // of a kernel's
 

@@ -8,9 +8,9 @@ namespace tracekern {
 
 // What a flag belongs to. These are the communicator's own; kernels number theirs, an enum of their own, from
 // kFirstOwnChannel on. Names are those of the kernels' event tables; `grid` is the arrival of a grid's blocks,
-// `command` what a kernel tells its proxy, and `sent` what that tells of it.
-enum class CommChannel : uint32_t { barrier, grid, command, sent };
-inline constexpr const char* kCommChannelNames[] = {"barrier", "grid", "command", "sent"};
+// `command` what a kernel tells its proxy, and `completed` what that tells of it.
+enum class CommChannel : uint32_t { barrier, grid, command, completed };
+inline constexpr const char* kCommChannelNames[] = {"barrier", "grid", "command", "completed"};
 constexpr uint32_t kFirstOwnChannel = 4;
 
 template <class Channel>

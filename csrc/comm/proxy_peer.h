@@ -25,6 +25,16 @@ struct FarArgs : RoutedArgs<CommandRing> {
 template <class Comm>
 constexpr bool kIsFar = std::is_base_of_v<RoutedArgs<CommandRing>, Comm>;
 
+// Where all ranks are mapped the compiler leaves out what a far rank needs.
+template <class Context>
+TK_DEVICE bool is_far(const Context& context, uint32_t rank) {
+    if constexpr (kIsFar<std::remove_cvref_t<decltype(context.comm)>>) {
+        return !context.comm.is_mapped(rank);
+    } else {
+        return false;
+    }
+}
+
 // ---- commands of a warp ----
 
 // Asks the proxy for a write. A wait for room is a span of kEvent with these fields; false: it gave up.
@@ -53,11 +63,11 @@ TK_DEVICE bool wait_sent(Context& context, uint32_t tag, const uint64_t* num_pos
     const uint64_t* completed = &context.comm.transport->num_completed[tag];
     const uint64_t posted = warp.once([&] { return load_relaxed_system(num_posted); });
     const auto wanted = [&](uint64_t seen) {
-        return seen >= posted || mutated(CommChannel::sent, Mutation::acknowledgement);
+        return seen >= posted || mutated(CommChannel::completed, Mutation::acknowledgement);
     };
     const auto wait_now = [&] {
         const WaitFor proxy{context.stage, context.comm.rank, tag};
-        return wait_until<CommChannel::sent, Scope::ranks>(warp, context.comm, completed, 0, wanted, proxy);
+        return wait_until<CommChannel::completed, Scope::ranks>(warp, context.comm, completed, 0, wanted, proxy);
     };
     const bool waits = warp.once([&] { return uint32_t{!wanted(load_relaxed_system(completed))}; }) != 0;
     return record_wait_if<kEvent>(waits, context, wait_now, fields...).ok;

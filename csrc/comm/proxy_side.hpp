@@ -12,6 +12,9 @@ namespace tracekern {
 // Stores what an immediate of a peer tells. False: the peer does not keep to the protocol.
 using Inbox = std::function<bool(uint32_t source, const Immediate&)>;
 
+// Notes that a write of this rank to a peer is complete: what it was written from is no longer read.
+using Completed = std::function<void(uint32_t peer, const Immediate&)>;
+
 // The epoch that an immediate is of, which becomes the source's latest if it is ahead; kNeverEpoch: it cannot be.
 inline uint64_t take_epoch(uint64_t& latest, const Immediate& imm) {
     if (mutated(CommChannel::command, Mutation::epoch) && latest != kNeverEpoch) return latest;
@@ -49,7 +52,7 @@ inline void count_completed(const CommandRing& ring, uint32_t tag) {
 // Raises a flag that is not ahead already. Released: who waits for it reads what came before.
 template <auto kChannel>
 void raise_flag(uint64_t* flag, uint64_t value) {
-    if (!is_ahead(value, load_relaxed_system(flag))) return;
+    if (!is_ahead(value, load_relaxed_system(flag)) && !mutated(kChannel, Mutation::maximum)) return;
     if (mutated(kChannel, Mutation::release)) {
         store_relaxed_system(flag, value);
     } else {

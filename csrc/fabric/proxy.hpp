@@ -77,9 +77,10 @@ public:
     // Of one command.
     uint64_t max_bytes() const { return domain_.max_write_bytes(); }
     // The state before the first turn, as kernels know it: what is under way of before is dropped where it arrives.
-    // inbox: what immediates mean from now on.
-    void reset(Inbox inbox) {
+    // inbox, completed: what immediates mean from now on.
+    void reset(Inbox inbox, Completed completed = {}) {
         inbox_ = std::move(inbox);
+        completed_ = std::move(completed);
         generation_ = (generation_ + 1) & kGenerationMask;
         num_taken_ = 0;
         has_told_abort_ = false;
@@ -155,6 +156,7 @@ private:
     struct Posted : Operation {
         ProxyTrace::Put put;
         uint32_t rank;
+        uint32_t imm;
         uint32_t tag;
         uint32_t generation;
         bool is_credit;
@@ -226,6 +228,7 @@ private:
         Peer& peer = peers_[rank];
         Posted* const operation = free_.back();
         operation->rank = rank;
+        operation->imm = command.imm;
         operation->tag = command.tag;
         operation->generation = generation_;
         operation->is_credit = is_credit;
@@ -260,8 +263,9 @@ private:
         trace_.complete(operation->put);
         free_.push_back(operation);
         --peers_[operation->rank].under_way;
-        const bool is_counted = operation->tag != 0 && operation->generation == generation_;
-        if (is_counted) count_completed(ring_, operation->tag);
+        if (operation->tag == 0 || operation->generation != generation_) return;
+        count_completed(ring_, operation->tag);
+        if (completed_) completed_(operation->rank, unpack_immediate(operation->imm));
     }
 
     // ---- what peers tell ----
@@ -337,6 +341,7 @@ private:
     const CommandRing ring_;
     const Memory memory_;
     Inbox inbox_;
+    Completed completed_;
     Domain domain_;
     std::vector<Peer> peers_;
     std::vector<uint32_t> ranks_;   // [fi_addr_t], which counts from 0

@@ -5,7 +5,8 @@
 //                      NVL_RECV FP8 PEER_WARPS CALLS SEED [OPTION=VALUE...]
 //   two_hop_stress shapes EXECUTOR SHAPES CALLS SEED [OPTION=VALUE...]      as many shapes, drawn from the seed
 //
-//   transport=mapped|far   far: nodes reach each other over a transport that delays and shuffles what is put
+//   library=PATH provider=NAME commands=N window=N   nodes are hosts, between which a network lies: see
+//                                                    stress_proxies.hpp
 //   traffic=drawn|hub      see two_hop_stress_plan.hpp
 //   leaves=RANK            that rank never dispatches its last call; leaves_combine=RANK: never combines it
 //   combine=drawn|never|always   whether what a dispatch delivered is combined
@@ -20,8 +21,8 @@
 #include <memory>
 #include <thread>
 
-#include "comm/shuffled_transport.hpp"
 #include "moe/pipeline_cpu.hpp"
+#include "moe/two_hop/inbox.hpp"
 #include "two_hop_stress_calls.hpp"
 #include "two_hop_stress_combine.hpp"
 
@@ -50,11 +51,14 @@ struct KernelTrace {
 template <class Family>
 class Rank {
 public:
-    Rank(const TwoHopStress& options, CpuCommunicator& comm, const std::vector<TwoHopInputs>& inputs)
+    Rank(const TwoHopStress& options,
+         const TwoHopConfig& config,
+         CpuCommunicator& comm,
+         const std::vector<TwoHopInputs>& inputs)
         : options_(options),
           comm_(comm),
           inputs_(inputs),
-          buffer_(comm, options.config, PipelineBackendCpu(options.executor), /*first_stage=*/0),
+          buffer_(comm, config, PipelineBackendCpu(options.executor), /*first_stage=*/0),
           came_(options.config),
           due_(options.config),
           notify_trace_(
@@ -65,7 +69,7 @@ public:
               options.stress, options.config.blocks_of(TwoHopStage::combine), options.config.warps_per_block),
           combined_(options.config) {}
 
-    typename Family::Args& args() { return buffer_.args(); }
+    const auto& args() { return buffer_.args(); }
 
     // Returns the exit code.
     int run() {
@@ -197,31 +201,39 @@ private:
     Combined combined_;
 };
 
-using FarComm = RoutedArgs<ShuffledTransport>;
-
 template <class Comm>
 int run(const TwoHopStress& options) {
     using Family = TwoHopOn<Comm>;
-    constexpr bool kIsFar = std::is_same_v<Comm, FarComm>;
-    const uint32_t num_ranks = options.config.shape.num_ranks, peers = options.config.nodes().peers;
-    const StressHeaps heaps(num_ranks, Family::heap_bytes(options.config));
+    const uint32_t num_ranks = options.config.shape.num_ranks;
+    const std::vector<uint32_t> host_of = hosts_of(num_ranks, options.config.nodes().peers);
+    const uint64_t heap_bytes = Family::heap_bytes(options.config);
+    const StressHeaps heaps(num_ranks, heap_bytes);
     const std::vector<TwoHopInputs> inputs = draw_inputs(options);
+    const auto library = kIsFar<Comm> ? std::make_shared<FabricLibrary>(options.network.library) : nullptr;
     std::vector<std::unique_ptr<CpuCommunicator>> comms;
-    std::vector<std::unique_ptr<ShuffledTransport>> transports;
     std::vector<std::unique_ptr<Rank<Family>>> ranks;
+    std::vector<std::unique_ptr<RankProxy>> proxies;
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
-        comms.push_back(std::make_unique<CpuCommunicator>(
-            rank,
-            kIsFar ? heaps.of_host(rank, hosts_of(num_ranks, peers)) : heaps.addresses,
-            options.stress.timeout_ns,
-            heaps.clock));
-        ranks.push_back(std::make_unique<Rank<Family>>(options, *comms[rank], inputs));
-        if constexpr (kIsFar) {
-            transports.push_back(
-                std::make_unique<ShuffledTransport>(heaps.addresses, uint64_t{options.seed} * kMaxRanks + rank));
-            ranks[rank]->args().comm.transport = transports[rank].get();
+        comms.push_back(std::make_unique<CpuCommunicator>(rank,
+                                                          kIsFar<Comm> ? heaps.of_host(rank, host_of) : heaps.addresses,
+                                                          options.stress.timeout_ns,
+                                                          heaps.clock));
+        TwoHopConfig config = options.config;
+        if constexpr (kIsFar<Comm>) {
+            proxies.push_back(options.network.open(library, comms[rank]->args(), heap_bytes));
+            config.commands = &proxies[rank]->ring();
+            config.far_heap = proxies[rank]->far_heap();
+        }
+        ranks.push_back(std::make_unique<Rank<Family>>(options, config, *comms[rank], inputs));
+        if constexpr (kIsFar<Comm>) {
+            const auto inbox = std::make_shared<TwoHopInbox>(ranks[rank]->args());
+            proxies[rank]->proxy().reset(
+                [inbox](uint32_t peer, const Immediate& imm) { return inbox->take(peer, imm); },
+                [inbox](uint32_t peer, const Immediate& imm) { inbox->complete(peer, imm); });
         }
     }
+    meet_all(proxies, host_of);
+    for (auto& proxy : proxies) proxy->start();
     std::vector<int> exits(num_ranks);
     {
         std::vector<std::jthread> threads;
@@ -236,7 +248,7 @@ int run(const TwoHopStress& options) {
 int run_shape(TwoHopStress& options, const TwoHopNumbers& numbers) {
     options.config = numbers.config();
     options.name = numbers.text() + std::to_string(options.num_calls) + " " + std::to_string(options.seed);
-    return options.is_far ? run<FarComm>(options) : run<CommArgs>(options);
+    return options.network.library.empty() ? run<CommArgs>(options) : run<FarArgs>(options);
 }
 
 }  // namespace
@@ -254,9 +266,7 @@ int main(int argc, char** argv) {
     options.num_calls = StressOptions::number(argv[num_fixed - 2]);
     options.seed = StressOptions::number(argv[num_fixed - 1]);
     OptionSetters setters = cpu_setters();
-    setters["transport"] = [&](const std::string& name) {
-        options.is_far = choose(name, std::initializer_list<const char*>{"mapped", "far"}) == 1;
-    };
+    options.network.add_setters(setters);
     setters["combine"] = [&](const std::string& name) {
         options.combine = static_cast<Combine>(choose(name, kCombineNames));
     };

@@ -9,7 +9,7 @@
 #include "platform/cpu_executor.hpp"
 
 #define TK_OWN_CHANNEL_NAMES kTwoHopChannelNames
-#include "stress_cpu.hpp"
+#include "stress_proxies.hpp"
 
 namespace tracekern {
 
@@ -26,7 +26,7 @@ struct TwoHopStress {
     TwoHopConfig config;
     std::string name;  // its arguments
     CpuExecutor executor;
-    bool is_far = false;  // nodes reach each other over a transport that shuffles
+    NetworkOptions network;  // nodes are hosts where it has a library
     Traffic traffic = Traffic::drawn;
     Combine combine = Combine::drawn;
     uint32_t leaves = ~0u;

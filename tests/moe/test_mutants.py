@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from attack import (
-    COUNTED,
     FLAGGED,
     NOTICED,
     RIGHT,
@@ -34,7 +33,7 @@ from left_out import (
 )
 from toolchains import CSRC
 
-pytestmark = pytest.mark.programs(*(f"tests/cpp/{name}.cpp" for name in ("p2p_stress", "rings", "barriers")))
+pytestmark = pytest.mark.programs(*(f"tests/cpp/{name}.cpp" for name in ("p2p_stress", "barriers")))
 
 
 def pipeline(variant: str, shape: Shape) -> tuple[str, ...]:
@@ -77,24 +76,12 @@ ATTACKS = {
     ),
     "dedup_counts": Attack("p2p_stress", pipeline("reduce", BUSY), sites("counts", *RELAXED), TSAN, WITH_TIME_OUT),
     "dedup_ack": Attack("p2p_stress", ("pipelined", *EMPTY[1:]), sites("ack", *RELAXED), SLOW, WITH_TIME_OUT),
-    "two_hops": Attack(
-        "rings",
-        ("threads", "2", "2", "1", "20", "30", "SEED"),
-        sites("arrival", *COUNTED)
-        + sites("credit", *COUNTED, "maximum")
-        + sites("taken", *COUNTED)
-        + sites("tail", *COUNTED)
-        + sites("head", *COUNTED),
-        noticed=WITH_TIME_OUT,
-    ),
     "barrier": Attack("barriers", ("rank", "threads", "3", "1", "1", "200"), sites("barrier", *FLAGGED)),
     "grid": Attack(
         "barriers", ("grid", "threads", "1", "3", "2", "100"), sites("grid", "release", "acquire", "acknowledgement")
     ),
 }
 MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
-# GPUs have no transport that shuffles.
-MUTANTS_OF_GPUS = [(name, site) for name, site in MUTANTS if ATTACKS[name].program != "rings"]
 # `make test` holds the flags of the pipelined kernel and the barriers, `make soak` those of the older variants too.
 LONG = ("token", "rank", "ack", "dedup", "reduce", "overlapped", "dedup_counts", "dedup_ack")
 

@@ -12,7 +12,7 @@ import planted_tree
 import pytest
 import torch
 from gpu_mutants import SITES
-from test_mutants import MUTANTS_OF_GPUS
+from test_mutants import MUTANTS
 
 from tests.devices import require_gpus
 
@@ -21,7 +21,7 @@ ALL = [f"{variant}:{channel}:{mutation}" for variant, sites in SITES.items() for
 
 def test_every_site_of_the_cpu_is_attacked_here_too():
     attacked = {site.split(":", 1)[1] for site in ALL}
-    assert attacked == {site for _, site in MUTANTS_OF_GPUS if not site.endswith((":release", ":acquire"))}
+    assert attacked == {site for _, site in MUTANTS if not site.endswith((":release", ":acquire"))}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 from attack import RIGHT, SAMPLED_NUMBERS, TIMED_OUT, USAGE, VARIANTS, WRONG_RESULT, Shape, assert_right
 from devices import require_gpu
 from gpu_mutants import SITES
-from test_mutants import MUTANTS_OF_GPUS
+from test_mutants import MUTANTS
 from toolchains import NVCC, ROOT, SAMPLE, compile_cached, sanitizer
 
 pytestmark = pytest.mark.timeout(900)  # the compiler's minutes included
@@ -225,7 +225,7 @@ def marks(name: str) -> pytest.MarkDecorator:
 
 
 def test_every_site_of_the_cpu_is_planted_or_known_to_be_unseen():
-    in_calls = {site for name, site in MUTANTS_OF_GPUS if name != "barrier"}
+    in_calls = {site for name, site in MUTANTS if name != "barrier"}
     assert {site for _, site in [*PLANTED, *UNSEEN]} == in_calls
 
 

@@ -1,7 +1,7 @@
 """Two-hop dispatch back to back with no barrier in between: drawn shapes, the shortest rings, ranks that fall silent.
 
-Every result is checked bit by bit, with random delays, where nodes share memory and over a transport that shuffles,
-under the race detector, and with one thing at a time left out.
+Every result is checked bit by bit, with random delays, where nodes share memory and over a network whose writes
+overtake, under the race detector, and with one thing at a time left out.
 """
 
 from __future__ import annotations
@@ -27,18 +27,24 @@ from attack import (
     WITH_TIME_OUT,
     Attack,
     assert_right,
+    in_process_options,
     run_program,
     sites,
 )
 from left_out import LEFT_OUT, TWO_HOP_FILES, barriers_in, numbered_program
 from toolchains import SAMPLE, program
 
-pytestmark = pytest.mark.programs("tests/cpp/two_hop_stress.cpp")
+pytestmark = pytest.mark.programs("tests/cpp/two_hop_stress.cpp", "tests/cpp/in_process_fabric.cpp")
 
 TSAN = (*RACES, *SAMPLE)
 MEMORY = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *PLANTED, *SAMPLE)
-TRANSPORTS = ("mapped", "far")
-FAR = "transport=far"
+NETWORKS = ("none", "in_process")
+"""Between nodes. That in the process has writes that overtake each other."""
+
+
+def over(network: str, *flags: str) -> tuple[str, ...]:
+    """The options of a run. flags: what a network in the process is compiled with."""
+    return in_process_options(*flags or ("-O2",)) if network == "in_process" else ()
 
 
 @dataclass(frozen=True)
@@ -78,19 +84,19 @@ def faults_in(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
 # ---- results ----
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("shapes", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-def test_shapes_that_are_drawn(transport, shapes):
+def test_shapes_that_are_drawn(network, shapes):
     """1x1 to 4x2 and 2x8 ranks, 1 to 12 channels, rings from the least that the proof allows to all tokens."""
-    arguments = ("shapes", "fibers", str(shapes), "5", str(shapes), f"transport={transport}")
+    arguments = ("shapes", "fibers", str(shapes), "5", str(shapes), *over(network))
     assert_right(run_program(program("two_hop_stress", *SLOW), *arguments))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("calls", [200, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-def test_delayed_calls_across_the_epoch_wrap(transport, calls):
+def test_delayed_calls_across_the_epoch_wrap(network, calls):
     shape = Shape(channels=2, tokens=6, calls=calls, seed=calls)
-    assert_right(stress(SLOW, "fibers", shape, f"transport={transport}"))
+    assert_right(stress(SLOW, "fibers", shape, *over(network)))
 
 
 # Heads that come back a token at a time, or for all tokens at once.
@@ -101,10 +107,10 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", BATCHES)
-def test_all_tokens_to_one_rank(name, transport):
-    assert_right(stress(SLOW, "fibers", BATCHES[name], "traffic=hub", f"transport={transport}"))
+def test_all_tokens_to_one_rank(name, network):
+    assert_right(stress(SLOW, "fibers", BATCHES[name], "traffic=hub", *over(network)))
 
 
 # Warps of a block that add up for a node: a few with one to coordinate, one. On one node also those of a peer's team.
@@ -117,17 +123,17 @@ NODE_WARPS = {
 }
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", NODE_WARPS)
-def test_a_node_has_any_number_of_warps_that_add_up(name, transport):
-    assert_right(stress(SLOW, "fibers", NODE_WARPS[name], "combine=always", f"transport={transport}"))
+def test_a_node_has_any_number_of_warps_that_add_up(name, network):
+    assert_right(stress(SLOW, "fibers", NODE_WARPS[name], "combine=always", *over(network)))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_short_last_chunk_may_overtake_those_before_it(seed):
     """Its flag stands where a forwarder looks that is in the middle of the chunk a ring before."""
     shape = Shape(channels=8, tokens=136, local_experts=1, topk=3, rdma_send=6, rdma_recv=12, calls=100, seed=seed)
-    assert_right(stress(SLOW, "fibers", shape, FAR, PROMPT))
+    assert_right(stress(SLOW, "fibers", shape, *over("in_process"), PROMPT))
 
 
 # ---- the bound of docs/two_hop.md: rdma_recv >= rdma_send + 6 ----
@@ -138,17 +144,17 @@ ONE_SLOT_LESS = replace(SHORTEST[1], rdma_recv=6, calls=1)
 
 @pytest.mark.parametrize("send", SHORTEST)
 def test_the_shortest_rings_never_block(send):
-    for transport in TRANSPORTS:
+    for network in NETWORKS:
         for traffic in ("drawn", "hub"):
-            options = (f"traffic={traffic}", f"transport={transport}")
+            options = (f"traffic={traffic}", *over(network))
             assert_right(stress(SLOW, "fibers", SHORTEST[send], *options))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_with_a_slot_less_they_block_each_time(seed, transport):
+def test_with_a_slot_less_they_block_each_time(seed, network):
     """The seventh token waits for a head, which needs a tail that only the senders behind it publish."""
-    options = ("traffic=hub", f"transport={transport}", "timeout_ms=250")
+    options = ("traffic=hub", *over(network), "timeout_ms=250")
     done = stress(SLOW, "fibers", replace(ONE_SLOT_LESS, seed=seed), *options)
     assert done.returncode == TIMED_OUT, done.stderr
     assert {fault["stage"] for fault in faults_in(done)} == {"dispatch"}
@@ -162,12 +168,12 @@ def test_a_ring_that_its_chunk_does_not_divide_is_refused():
 # ---- ranks that fall silent ----
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(
     ("option", "stage"), [("absent=0", "notify_dispatch"), ("leaves=0", "dispatch"), ("leaves_combine=0", "combine")]
 )
-def test_all_others_give_up_on_a_rank_that_falls_silent(option, stage, transport):
-    options = (option, "combine=always", f"transport={transport}", "timeout_ms=1500")
+def test_all_others_give_up_on_a_rank_that_falls_silent(option, stage, network):
+    options = (option, "combine=always", *over(network), "timeout_ms=1500")
     done = stress(SLOW, "fibers", Shape(calls=2), *options)
     assert done.returncode == TIMED_OUT, done.stderr
     found = faults_in(done)
@@ -187,13 +193,13 @@ def end_of(shape: Shape, look: int, *options: str) -> int | str:
         return "hangs"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_rank_that_gives_up_leaves_nobody_hanging(transport):
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_rank_that_gives_up_leaves_nobody_hanging(network):
     """One that gives up in notify has its dispatch launched behind it now and then, as in a graph."""
     shape = Shape(channels=2, tokens=30, calls=3)
     program("two_hop_stress", *SLOW)  # built once
     with ThreadPoolExecutor(2) as pool:
-        ends = list(pool.map(lambda look: end_of(shape, look, f"transport={transport}"), range(0, 1000, 25)))
+        ends = list(pool.map(lambda look: end_of(shape, look, *over(network)), range(0, 1000, 25)))
     assert ends[0] == TIMED_OUT
     assert [end for end in ends if end not in (TIMED_OUT, RIGHT)] == []
 
@@ -201,10 +207,10 @@ def test_a_rank_that_gives_up_leaves_nobody_hanging(transport):
 # ---- the race detector: a thread a warp ----
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_recording_has_no_race(transport):
+@pytest.mark.parametrize("network", NETWORKS)
+def test_recording_has_no_race(network):
     """Runs without records are the controls of the mutants below."""
-    assert_right(stress(TSAN, "threads", Shape(), f"transport={transport}", "trace=on"))
+    assert_right(stress(TSAN, "threads", Shape(), *over(network, *RACES), "trace=on"))
 
 
 @pytest.mark.parametrize("option", ["absent=1", "leaves=1"])
@@ -213,11 +219,11 @@ def test_giving_up_has_no_race(option):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("seed", range(2, 12))
-def test_more_calls_have_no_race(transport, seed):
+def test_more_calls_have_no_race(network, seed):
     shape = Shape(tokens=24, hidden=128, rdma_send=2, rdma_recv=8, fp8=1, calls=30, seed=seed)
-    assert_right(stress(TSAN, "threads", shape, f"transport={transport}"))
+    assert_right(stress(TSAN, "threads", shape, *over(network, *RACES)))
 
 
 def test_a_dispatch_behind_a_notify_that_gave_up_writes_over_nothing():
@@ -233,8 +239,8 @@ def test_a_dispatch_behind_a_notify_that_gave_up_writes_over_nothing():
 @pytest.mark.soak  # a build of its own
 def test_memory_is_used_as_it_should():
     shape = Shape(channels=3, tokens=9, hidden=128, topk=3, rdma_send=2, rdma_recv=8, fp8=1, calls=3)
-    for transport in TRANSPORTS:
-        assert_right(stress(MEMORY, "fibers", shape, f"transport={transport}", "trace=on"))
+    for network in NETWORKS:
+        assert_right(stress(MEMORY, "fibers", shape, *over(network), "trace=on"))
 
 
 # ---- one thing left out at a time ----
@@ -263,11 +269,27 @@ SITES = (
     *sites("received", *IN_BLOCK),
     *sites("host_counts", *OWN_PAYLOAD),
 )
+FAR_SITES = (
+    *sites("counts", *FLAGGED),
+    *sites("meta", *FLAGGED),
+    *sites("tail", *COUNTED),
+    *sites("head", *COUNTED),
+    *sites("command", "release", "acquire", "epoch"),
+)
 BUSY = Shape(peer_warps=3)
 ONE_NODE = Shape(nodes=1, tokens=40, topk=1, nvl_send=3, nvl_recv=4)
 ATTACKS = {
     "mapped": Attack("two_hop_stress", calls(BUSY), SITES, TSAN, WITH_TIME_OUT),
-    "far": Attack("two_hop_stress", calls(BUSY, FAR), SITES, TSAN, WITH_TIME_OUT),
+    "far": Attack("two_hop_stress", calls(Shape(peers=1)), FAR_SITES, TSAN, WITH_TIME_OUT, RACES),
+    # What is complete is told long after it has arrived.
+    "answers_late": Attack(
+        "two_hop_stress",
+        calls(Shape(peers=1, tokens=6, calls=12), "combine=always"),
+        sites("completed", "acquire", "acknowledgement"),
+        TSAN,
+        WITH_TIME_OUT,
+        (*RACES, "-DTK_ANSWERS_LATE"),
+    ),
     "combine": Attack(
         "two_hop_stress",
         calls(BUSY, "combine=always"),
@@ -305,11 +327,12 @@ ATTACKS = {
         "two_hop_stress",
         (
             *("run", "fibers", *Shape(4, 1, tokens=10, topk=1, rdma_send=2, rdma_recv=8, calls=100).arguments()[:-1]),
-            *("SEED", "traffic=hub", FAR, PROMPT),
+            *("SEED", "traffic=hub", PROMPT),
         ),
         sites("head", "maximum"),
         SLOW,
         WITH_TIME_OUT,
+        ("-O2",),
     ),
     # Channel 0 alone begins with token 0.
     "channels": Attack(
@@ -319,13 +342,7 @@ ATTACKS = {
 MUTANTS = [(name, site) for name, attack in ATTACKS.items() for site in attack.sites]
 
 
-@pytest.mark.parametrize(
-    ("name", "site"),
-    [
-        pytest.param(name, site, id=f"{name}-{site}", marks=[pytest.mark.soak] if name == "far" else [])
-        for name, site in MUTANTS
-    ],
-)
+@pytest.mark.parametrize(("name", "site"), [pytest.param(name, site, id=f"{name}-{site}") for name, site in MUTANTS])
 def test_planted_fault_is_noticed(name, site):
     exits = ATTACKS[name].exits_until_noticed(site)
     assert exits[-1] in ATTACKS[name].noticed, f"{site} left out, and nothing noticed: exits {exits}"

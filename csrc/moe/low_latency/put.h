@@ -12,16 +12,6 @@
 
 namespace tracekern {
 
-// Where all ranks are mapped the compiler leaves out what a far rank needs.
-template <class Context>
-TK_DEVICE bool is_far(const Context& context, uint32_t rank) {
-    if constexpr (kIsFar<typename Context::Comm>) {
-        return !context.comm.is_mapped(rank);
-    } else {
-        return false;
-    }
-}
-
 // Of `count` lanes those whose rank is mapped.
 template <class Context, class RankOf>
 TK_DEVICE uint32_t mapped_lanes(Context& context, uint32_t count, RankOf rank_of) {

@@ -2,9 +2,8 @@
 #pragma once
 
 #include "comm/counter.h"
-#include "comm/put.h"
 #include "moe/rows.h"
-#include "moe/two_hop/layout.h"
+#include "moe/two_hop/put.h"
 
 namespace tracekern {
 
@@ -91,19 +90,25 @@ TK_DEVICE bool wait_peer_counts(TwoHopContext<Rec, Comm>& context, uint32_t peer
     return makes_same_call(context, rank, came);
 }
 
-// In a call without notify: tells others that the call before is over. All warps; those of the first block do it.
+// In a call without notify: tells others that the call before is over. All warps; those of the first block do it. Where
+// one gives up others learn that from their waits.
 template <class Rec, class Comm>
 TK_DEVICE void tell_from_first_block(TwoHopContext<Rec, Comm>& context) {
     const TwoHopArgs<Comm>& args = context.args;
-    if (!args.call.told || context.warp.block != 0) return;
+    if (!args.call.told || context.warp.block != 0 || !wait_puts(context)) return;
     const uint32_t num_nodes = args.nodes.num_nodes, parity = parity_of(context);
     for_share_of_warp(context.warp, num_nodes == 1 ? 0 : num_nodes, args.node(), [&](uint32_t node) {
         const uint32_t rank = args.rank_in(node);
         TK_SIGNAL(context.recorder, TwoHopEvent::signal_counts, rank);
-        with_peer(context.comm, rank, [&](const auto& to) {
-            const uint64_t flag = args.counts_flag(parity, args.node());
-            put_signal<TwoHopChannel::counts>(context.warp, to, 0, nullptr, 0, flag, context.epoch, args.call.told);
-        });
+        put_to_node<TwoHopChannel::counts>(context,
+                                           node,
+                                           {.kind = PutKind::count, .n = 1},
+                                           args.counts_flag(parity, args.node()),
+                                           args.call.told,
+                                           {.src = args.call.told,
+                                            .dst = args.counts_at(parity, args.node()),
+                                            .bytes = sizeof(uint64_t),
+                                            .carries_value = true});
     });
     for_share_of_warp(context.warp, args.nodes.peers, args.peer(), [&](uint32_t peer) {
         const uint32_t rank = args.neighbour(peer);
@@ -113,7 +118,8 @@ TK_DEVICE void tell_from_first_block(TwoHopContext<Rec, Comm>& context) {
     });
 }
 
-// Waits until the call before is over at a peer, or at the node's rank of this place. Behind a notify it is.
+// Waits until the call before is over at a peer, or at the node's rank of this place, and what was sent there is no
+// longer read. Behind a notify it is.
 template <class Rec, class Comm>
 TK_DEVICE bool wait_peer_over(TwoHopContext<Rec, Comm>& context, uint32_t peer) {
     return !context.args.call.told || wait_peer_counts(context, peer);
@@ -124,12 +130,12 @@ TK_DEVICE bool wait_node_over(TwoHopContext<Rec, Comm>& context, uint32_t node) 
     if (!args.call.told) return true;
     const uint32_t rank = args.rank_in(node);
     const auto wait_now = [&] {
-        const auto* flag = args.template own<uint64_t>(args.counts_flag(parity_of(context), node));
+        const auto* flag = args.template from_node<uint64_t>(node, args.counts_flag(parity_of(context), node));
         const WaitFor whom = wait_for(context, rank);
         const WaitResult came = wait<TwoHopChannel::counts>(context.warp, context.comm, flag, context.epoch, whom);
         return WaitResult{makes_same_call(context, rank, came), 0};
     };
-    return record_wait<TwoHopEvent::wait_counts>(context, wait_now, rank).ok;
+    return record_wait<TwoHopEvent::wait_counts>(context, wait_now, rank).ok && wait_puts(context);
 }
 
 // ---- rings, and the end ----
@@ -141,9 +147,8 @@ TK_DEVICE void return_credit(TwoHopContext<Rec, Comm>& context, uint32_t node, u
     const TwoHopArgs<Comm>& args = context.args;
     const uint32_t channel = context.channel(), rank = args.rank_in(node);
     TK_SIGNAL(context.recorder, TwoHopEvent::return_credit, rank, channel, head + args.rings.rdma_slots);
-    with_peer(context.comm, rank, [&](const auto& to) {
-        signal_max<TwoHopChannel::head>(context.warp, to, args.head_flag(channel, args.node()), context.epoch, head);
-    });
+    const Immediate imm{.kind = PutKind::head, .which = channel, .n = head};
+    put_to_node<TwoHopChannel::head>(context, node, imm, args.head_flag(channel, args.node()), head);
 }
 
 // The last warp of all leaves the state as the next call wants to find it: every other has read the epoch.

@@ -137,6 +137,8 @@ inline constexpr const char* kTwoHopStageNames[] = {"notify_dispatch", "dispatch
     EVENT(signal_received,      signal, completion, "received count channel source receiver node",      "channel:6 source:3 receiver:5 node:5 value:20", "")                            \
     EVENT(wait_received,        wait,   completion, "received count channel source receiver node",      "channel:6 source:3",                            "node:5 receiver:5 wanted:20") \
     EVENT(signal_returned,      signal, completion, "returned count channel target sender node",        "channel:6 target:3 sender:5 node:5 value:20",   "")                            \
-    EVENT(wait_returned,        wait,   completion, "returned count channel target sender node",        "channel:6 target:3",                            "node:5 sender:5 wanted:20")
+    EVENT(wait_returned,        wait,   completion, "returned count channel target sender node",        "channel:6 target:3",                            "node:5 sender:5 wanted:20")   \
+    EVENT(wait_puts,            wait,   completion, "",                                                 "",                                              "")                            \
+    EVENT(wait_command_room,    wait,   completion, "",                                                 "peer:6",                                        "")
 // clang-format on
 TK_DEFINE_EVENTS(TwoHopEvent, TK_TWO_HOP_EVENTS)

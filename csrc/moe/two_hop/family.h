@@ -24,6 +24,8 @@ struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
     uint32_t rdma_send = 1, rdma_recv = 1;  // likewise between nodes
     uint32_t fp8 = 0;                       // rows are of fp8, with a scale for each 128 values
     uint32_t peer_warps = 1;                // of a block that sends, for each peer, where there are several nodes
+    CommandRing* commands = nullptr;        // of this rank's proxy, where nodes are hosts
+    char* far_heap = nullptr;               // likewise
 
     NodeShape nodes() const { return {num_nodes, shape.num_ranks / num_nodes}; }
     RingSizes rings() const { return RingSizes::of(rdma_recv, rdma_send, nvl_recv, nvl_send, num_nodes); }
@@ -74,7 +76,7 @@ struct TwoHopConfig : PipelineConfig<TwoHopVariant> {
     }
 };
 
-// Comm: CommArgs, or RoutedArgs in tests.
+// Comm: CommArgs, or FarArgs in tests.
 template <class Comm>
 struct TwoHopOn {
     using Args = TwoHopArgs<Comm>;
@@ -116,6 +118,13 @@ struct TwoHopOn {
     template <class Memory>
     static Args make_args(const TwoHopConfig& config, Memory& memory) {
         Args args{};
+        if constexpr (kIsFar<Comm>) {
+            if (config.shape.max_tokens > kMaxImmediateNumber) {
+                throw std::invalid_argument("tokens: between hosts wanted fewer than 2^16");
+            }
+            args.comm.transport = config.commands;
+            args.comm.far_heap = config.far_heap;
+        }
         args.shape = config.shape;
         args.nodes = config.nodes();
         args.num_channels = config.channels;
@@ -128,12 +137,15 @@ struct TwoHopOn {
 
     template <class Memory>
     static void reset(const Args& args, Memory& memory) {
-        const TwoHopState state{{kFirstEpoch, {}}, {}};
+        const TwoHopState state{{kFirstEpoch, {}}, {}, {}};
         memory.copy_to(args.state, &state, sizeof(state));
         const size_t count = (args.layout.flags_end - args.layout.flags_begin) / sizeof(uint64_t);
         const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
-        memory.copy_to(
-            args.comm.heap[args.comm.rank] + args.layout.flags_begin, flags.data(), count * sizeof(uint64_t));
+        const auto lower_flags = [&](char* heap) {
+            memory.copy_to(heap + args.layout.flags_begin, flags.data(), count * sizeof(uint64_t));
+        };
+        lower_flags(args.comm.heap[args.comm.rank]);
+        if constexpr (kIsFar<Comm>) lower_flags(args.comm.far_heap);
     }
 };
 

@@ -101,7 +101,7 @@ private:
     TK_DEVICE bool wait_meta() {
         const uint32_t rank = args_.rank_in(node_);
         const auto wait_now = [&] {
-            const auto* flag = args_.template own<uint64_t>(args_.meta_flag(channel_, node_));
+            const auto* flag = args_.template from_node<uint64_t>(node_, args_.meta_flag(channel_, node_));
             const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, 0, 0);
             return wait<TwoHopChannel::meta>(warp_, context_.comm, flag, context_.epoch, whom);
         };
@@ -110,7 +110,8 @@ private:
 
     // A word of the node's metadata; it came as -v - 1.
     TK_DEVICE uint32_t prefix_sum(uint32_t word) const {
-        return static_cast<uint32_t>(-args_.template own<int32_t>(args_.meta_in(channel_, node_))[word] - 1);
+        return static_cast<uint32_t>(-args_.template from_node<int32_t>(node_, args_.meta_in(channel_, node_))[word] -
+                                     1);
     }
 
     // To each peer nvl_channel_prefix_start and _end of the node.
@@ -148,7 +149,7 @@ private:
     // short, and it may overtake those between.
     TK_DEVICE bool wait_tail(uint32_t position) {
         const uint32_t rank = args_.rank_in(node_);
-        const auto* flag = args_.template own<uint64_t>(args_.tail_flag(channel_, node_, position));
+        const auto* flag = args_.template from_node<uint64_t>(node_, args_.tail_flag(channel_, node_, position));
         const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank, position, position);
         TK_WAIT(context_.recorder, TwoHopEvent::wait_tail, rank, channel_);
         const bool ok =
@@ -158,7 +159,7 @@ private:
     }
 
     TK_DEVICE char* row_of(uint32_t position) const {
-        return args_.template own<char>(args_.rdma_row_in(channel_, node_, position));
+        return args_.template from_node<char>(node_, args_.rdma_row_in(channel_, node_, position));
     }
 
     // A lane a peer: the token's place in the ring there, -1: it does not want it.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/context.h"
+#include "comm/proxy_peer.h"
 #include "moe/config.h"
 #include "moe/two_hop/events.h"
 
@@ -234,6 +235,7 @@ constexpr uint32_t kHandleNumberBits = 22;  // with the use they are the value o
 struct TwoHopState {
     LineWord epoch;       // of the call under way
     LineWord warps_done;  // of its dispatch or combine; the last one goes on to the next epoch
+    LineWord num_posted;  // writes that this rank has asked its proxy for
 };
 
 // What notify_dispatch tells the host: {ticket, value} each, in memory of the host.
@@ -248,7 +250,9 @@ struct HostCounts {
     }
 };
 
-// Comm: CommArgs, or RoutedArgs where a transport reaches other nodes.
+constexpr uint32_t kPutTag = 1;  // of all writes
+
+// Comm: CommArgs, or FarArgs where other nodes may be other hosts.
 template <class Comm>
 struct TwoHopArgs {
     TwoHopCall call;
@@ -272,6 +276,21 @@ struct TwoHopArgs {
     template <class T>
     TK_DEVICE T* own(uint64_t offset) const {
         return comm.template at<T>(comm.rank, offset);
+    }
+
+    // What the rank of this place in a node writes here.
+    template <class T>
+    TK_DEVICE T* from_node(uint32_t node, uint64_t offset) const {
+        if constexpr (kIsFar<Comm>) {
+            return comm.template written_by<T>(rank_in(node), comm.rank, offset);
+        } else {
+            return own<T>(offset);
+        }
+    }
+    // Whence it is sent there.
+    template <class T>
+    TK_DEVICE T* to_node(uint32_t node, uint64_t offset) const {
+        return from_node<T>(node, offset);  // each place of the heap is written from one side
     }
 
     // ---- notify ----

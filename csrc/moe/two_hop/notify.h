@@ -8,10 +8,9 @@
 //
 // What acknowledges counts: nothing in call e + 1, so there are two blocks of each, for odd and even epochs. Who writes
 // those of e + 2 has had the counts of e + 1, from a rank that had then read those of e. Likewise the own block that a
-// transport may still be reading.
+// proxy may still be reading.
 #pragma once
 
-#include "comm/put.h"
 #include "moe/two_hop/call.h"
 #include "moe/two_hop/turns.h"
 
@@ -53,7 +52,9 @@ TK_DEVICE void exchange_counts(TwoHopContext<Rec, Comm>& context) {
     const auto note = [&](bool ok, uint32_t& failures) {
         if (!ok) warp.leader([&] { add_relaxed_block(&failures, 1u); });
     };
-    for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) { send_counts(context, node); });
+    const bool is_over = wait_puts(context);
+    note(is_over, shared.first_hop_failures);
+    for_share_of_warp(warp, is_over ? num_nodes : 0, args.node(), [&](uint32_t node) { send_counts(context, node); });
     for_share_of_warp(warp, num_nodes, args.node(), [&](uint32_t node) {
         note(wait_counts(context, node), shared.first_hop_failures);
     });
@@ -77,7 +78,7 @@ TK_DEVICE void send_counts(TwoHopContext<Rec, Comm>& context, uint32_t node) {
     const TwoHopCall& call = args.call;
     const uint32_t peers = args.nodes.peers, num_local = args.shape.num_local_experts();
     const uint32_t num_words = peers + 1 + peers * num_local, parity = parity_of(context);
-    auto* block = args.template own<uint32_t>(args.counts_out_at(parity, node));
+    auto* block = args.template to_node<uint32_t>(node, args.counts_out_at(parity, node));
     context.warp.strided(num_words, [&](uint32_t i) {
         const int32_t count = i < peers    ? call.num_tokens_per_rank[node * peers + i]
                               : i == peers ? call.num_tokens_per_rdma_rank[node]
@@ -87,16 +88,14 @@ TK_DEVICE void send_counts(TwoHopContext<Rec, Comm>& context, uint32_t node) {
     const uint32_t rank = args.rank_in(node);
     TK_SIGNAL(context.recorder, TwoHopEvent::signal_counts, rank);
     // Released with the block; and what this rank did in earlier calls comes before.
-    with_peer(context.comm, rank, [&](const auto& to) {
-        put_signal<TwoHopChannel::counts>(context.warp,
-                                          to,
-                                          args.counts_at(parity, args.node()),
-                                          block,
-                                          num_words * static_cast<uint32_t>(sizeof(uint32_t)),
-                                          args.counts_flag(parity, args.node()),
-                                          context.epoch,
-                                          call.told);
-    });
+    put_to_node<TwoHopChannel::counts>(context,
+                                       node,
+                                       {.kind = PutKind::count},
+                                       args.counts_flag(parity, args.node()),
+                                       call.told,
+                                       {.src = args.counts_out_at(parity, node),
+                                        .dst = args.counts_at(parity, args.node()),
+                                        .bytes = num_words * static_cast<uint32_t>(sizeof(uint32_t))});
 }
 
 template <class Rec, class Comm>
@@ -104,11 +103,11 @@ TK_DEVICE bool wait_counts(TwoHopContext<Rec, Comm>& context, uint32_t node) {
     const TwoHopArgs<Comm>& args = context.args;
     const uint32_t parity = parity_of(context), rank = args.rank_in(node);
     const auto wait_now = [&] {
-        const auto* flag = args.template own<uint64_t>(args.counts_flag(parity, node));
+        const auto* flag = args.template from_node<uint64_t>(node, args.counts_flag(parity, node));
         const WaitFor whom = wait_for(context, rank);
         const WaitResult came = wait<TwoHopChannel::counts>(context.warp, context.comm, flag, context.epoch, whom);
         const bool ok = makes_same_call(context, rank, came);
-        const auto* block = args.template own<uint32_t>(args.counts_at(parity, node));
+        const auto* block = args.template from_node<uint32_t>(node, args.counts_at(parity, node));
         return WaitResult{ok, ok ? block[args.nodes.peers] : 0};
     };
     return record_wait<TwoHopEvent::wait_counts>(context, wait_now, rank).ok;
@@ -124,7 +123,7 @@ TK_DEVICE void send_peer_counts(TwoHopContext<Rec, Comm>& context, uint32_t peer
     const uint32_t num_local = args.shape.num_local_experts(), rank = args.neighbour(peer);
     auto* block = context.comm.template at<uint32_t>(rank, args.peer_counts_at(parity, args.peer()));
     const auto word_from = [&](uint32_t node, uint32_t i) {
-        return args.template own<uint32_t>(args.counts_at(parity, node))[i];
+        return args.template from_node<uint32_t>(node, args.counts_at(parity, node))[i];
     };
     context.warp.strided(num_nodes + num_local, [&](uint32_t i) {
         if (i < num_nodes) {
@@ -164,7 +163,7 @@ TK_DEVICE void lay_out(TwoHopContext<Rec, Comm>& context) {
     const auto forwarded_up_to = [&](uint32_t node) {
         uint32_t tokens = 0;
         for (uint32_t i = 0; i <= node; ++i) {
-            tokens += args.template own<uint32_t>(args.counts_at(parity, i))[peers];
+            tokens += args.template from_node<uint32_t>(i, args.counts_at(parity, i))[peers];
         }
         return tokens;
     };

@@ -127,7 +127,7 @@ private:
         const uint32_t slots = args_.rings.rdma_slots, wanted = position + 1;
         if (wanted <= known_head_ + slots) return true;
         const auto wait_now = [&] {
-            const auto* flag = args_.template own<uint64_t>(args_.head_flag(channel_, node_));
+            const auto* flag = args_.template from_node<uint64_t>(node_, args_.head_flag(channel_, node_));
             const RingWait whom = context_.ring_wait(TwoHopRing::rdma, rank_, known_head_, position);
             return wait_at_least<TwoHopChannel::head>(warp_, context_.comm, flag, context_.epoch, wanted - slots, whom);
         };
@@ -281,7 +281,7 @@ private:
         if (!missing) return true;
         const auto flag_of = [&](int lane) {
             const auto node = static_cast<uint32_t>(lane), place = static_cast<uint32_t>(places[lane]);
-            return args_.template own<uint64_t>(args_.tail_flag(channel_, node, place));
+            return args_.template from_node<uint64_t>(node, args_.tail_flag(channel_, node, place));
         };
         const auto least_of = [&](int lane) { return static_cast<uint32_t>(places[lane]) + 1; };
         uint32_t node = first_bit(missing);
@@ -315,7 +315,7 @@ private:
             const auto node = static_cast<uint32_t>(lane);
             const uint64_t at = args_.rdma_row_in(channel_, node, static_cast<uint32_t>(places[lane]));
             list[num_biases + count_bits(nodes & ((1u << lane) - 1))] = {
-                args_.template own<char>(at), 1.0f, Expert{}, node, 0};
+                args_.template from_node<char>(node, at), 1.0f, Expert{}, node, 0};
         });
         warp_.sync();
         TK_RANGE(context_.recorder, TwoHopEvent::reduce_token, token);

@@ -1,6 +1,6 @@
 // Dispatch, first hop, at the source: senders copy tokens into the rings to other nodes, and a coordinator tells of
-// what they have copied, a chunk at a time. Where a transport reaches a node they copy it for that, and the coordinator
-// hands it over.
+// what they have copied, a chunk at a time. Where a node is another host they copy it for the proxy, and the
+// coordinator asks for the write.
 //
 // Senders take the channel's tokens in turns, a token a warp. Which place a token gets in the rings is settled under a
 // lock that goes round in the order of tokens; the copy comes after it. A sender says under its next lock that the copy
@@ -8,7 +8,6 @@
 // everything before it is there.
 #pragma once
 
-#include "comm/put.h"
 #include "moe/rows.h"
 #include "moe/two_hop/call.h"
 
@@ -73,7 +72,7 @@ template <class Rec, class Comm>
 TK_DEVICE void send_meta(TwoHopContext<Rec, Comm>& context, uint32_t node) {
     const TwoHopArgs<Comm>& args = context.args;
     const uint32_t channel = context.channel(), peers = args.nodes.peers, num_words = 2 * peers + 2;
-    auto* meta = args.template own<int32_t>(args.meta_out(channel, node));
+    auto* meta = args.template to_node<int32_t>(node, args.meta_out(channel, node));
     context.warp.strided(num_words, [&](uint32_t i) {
         const bool is_of_node = i >= 2 * peers;
         const bool is_before = is_of_node ? i == 2 * peers : i < peers;
@@ -86,16 +85,14 @@ TK_DEVICE void send_meta(TwoHopContext<Rec, Comm>& context, uint32_t node) {
     const uint32_t rank = args.rank_in(node);
     TK_SIGNAL(context.recorder, TwoHopEvent::signal_meta, rank, channel);
     // Released with the block.
-    with_peer(context.comm, rank, [&](const auto& to) {
-        put_signal<TwoHopChannel::meta>(context.warp,
-                                        to,
-                                        args.meta_in(channel, args.node()),
-                                        meta,
-                                        num_words * static_cast<uint32_t>(sizeof(int32_t)),
-                                        args.meta_flag(channel, args.node()),
-                                        context.epoch,
-                                        0);
-    });
+    put_to_node<TwoHopChannel::meta>(context,
+                                     node,
+                                     {.kind = PutKind::message, .which = channel},
+                                     args.meta_flag(channel, args.node()),
+                                     0,
+                                     {.src = args.meta_out(channel, node),
+                                      .dst = args.meta_in(channel, args.node()),
+                                      .bytes = num_words * static_cast<uint32_t>(sizeof(int32_t))});
 }
 
 // Of each node, a lane a node: which peers there want the token, a bit each.
@@ -180,7 +177,7 @@ TK_DEVICE bool wait_ring_space(TwoHopContext<Rec, Comm>& context,
         const RingWait whom =
             context.ring_wait(TwoHopRing::rdma, rank, warp.shuffle(head, static_cast<int>(node)), wanted - 1);
         const auto wait_now = [&] {
-            const auto* flag = args.template own<uint64_t>(args.head_flag(channel, node));
+            const auto* flag = args.template from_node<uint64_t>(node, args.head_flag(channel, node));
             return wait_at_least<TwoHopChannel::head>(warp, context.comm, flag, context.epoch, wanted - slots, whom);
         };
         const WaitResult came = record_wait<TwoHopEvent::wait_ring_space>(context, wait_now, rank, channel, wanted);
@@ -210,20 +207,13 @@ TK_DEVICE uint32_t list_targets(TwoHopContext<Rec, Comm>& context,
     return count_bits(nodes);
 }
 
-// Where a row for `node` is written: where it arrives, or whence a transport takes it.
+// Where a row for `node` is written: where it arrives, or whence the proxy takes it.
 template <class Rec, class Comm>
 TK_DEVICE char* outgoing_row(const TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t position) {
     const TwoHopArgs<Comm>& args = context.args;
-    const uint32_t channel = context.channel();
-    char* row = nullptr;
-    with_peer(context.comm, args.rank_in(node), [&](const auto& to) {
-        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
-            row = to.template at<char>(args.rdma_row_in(channel, args.node(), position));
-        } else {
-            row = args.template own<char>(args.rdma_row_out(channel, node, position));
-        }
-    });
-    return row;
+    const uint32_t channel = context.channel(), rank = args.rank_in(node);
+    if (is_far(context, rank)) return args.template to_node<char>(node, args.rdma_row_out(channel, node, position));
+    return args.comm.template at<char>(rank, args.rdma_row_in(channel, args.node(), position));
 }
 
 template <class Rec, class Comm>
@@ -327,27 +317,29 @@ TK_DEVICE uint32_t wait_chunk(TwoHopContext<Rec, Comm>& context, uint32_t left, 
     return ready.lanes;
 }
 
-// Tells of a chunk that was copied. Released: its rows, which those that copied them released to this warp. A
-// transport's put carries them, and the flag.
+// Tells of a chunk that was copied. Released: its rows, which those that copied them released to this warp. A write to
+// another host carries them.
 template <class Rec, class Comm>
 TK_DEVICE void issue_chunk(TwoHopContext<Rec, Comm>& context, uint32_t node, uint32_t first, uint32_t count) {
     const TwoHopArgs<Comm>& args = context.args;
-    const uint32_t channel = context.channel(), rank = args.rank_in(node);
+    const uint32_t channel = context.channel(), rank = args.rank_in(node), tail = first + count;
     const uint64_t flag = args.tail_flag(channel, args.node(), first);
-    TK_SIGNAL(context.recorder, TwoHopEvent::signal_tail, rank, channel, first + count, count);
-    with_peer(context.comm, rank, [&](const auto& to) {
-        if constexpr (std::decay_t<decltype(to)>::kIsMapped) {
-            auto* word = to.template at<uint64_t>(flag);
-            signal_peer<TwoHopChannel::tail>(context, rank, word, first + count);
-        } else {
-            // A chunk begins at a multiple of its size, which divides the ring: its rows lie side by side.
-            const uint64_t dst = args.rdma_row_in(channel, args.node(), first);
-            const char* rows = outgoing_row(context, node, first);
-            TK_RANGE(context.recorder, TwoHopEvent::issue_put, node, count);
-            put_signal<TwoHopChannel::tail>(
-                context.warp, to, dst, rows, count * args.row.bytes, flag, context.epoch, first + count);
-        }
-    });
+    const Immediate imm{.kind = PutKind::chunk, .which = channel, .n = tail};
+    TK_SIGNAL(context.recorder, TwoHopEvent::signal_tail, rank, channel, tail, count);
+    if (is_far(context, rank)) {
+        // A chunk begins at a multiple of its size, which divides the ring: its rows lie side by side.
+        TK_RANGE(context.recorder, TwoHopEvent::issue_put, node, count);
+        put_to_node<TwoHopChannel::tail>(context,
+                                         node,
+                                         imm,
+                                         flag,
+                                         tail,
+                                         {.src = args.rdma_row_out(channel, node, first),
+                                          .dst = args.rdma_row_in(channel, args.node(), first),
+                                          .bytes = count * args.row.bytes});
+    } else {
+        put_to_node<TwoHopChannel::tail>(context, node, imm, flag, tail);
+    }
 }
 
 }  // namespace tracekern
