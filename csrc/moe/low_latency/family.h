@@ -50,7 +50,7 @@ struct LowLatencyOn {
     using Bodies = detail::EveryBodyAndPeers;
 
     static constexpr const char* kName = "low_latency";
-    static constexpr const char* kVariantNames[] = {"low_latency"};
+    static constexpr const char* kVariantNames[1] = {"low_latency"};  // nvcc wants the size in a template
     static constexpr auto& kStageNames = kLowLatencyStageNames;
     static constexpr auto& kRoleNames = kLowLatencyRoleNames;
     static constexpr auto& kChannelNames = kLowLatencyChannelNames;
