@@ -106,11 +106,10 @@ TK_DEVICE void stage_message(Context& context, const char* message, uint32_t tok
         const MessageLayout layout = MessageLayout::of(context.args.shape.hidden, kFp8);
         TK_RANGE(context.recorder, LowLatencyEvent::stage_message, token);
         const RowPart part = RowPart::of(layout.bytes / sizeof(Vector16), share.index, share.num_warps);
-        char* there = context.comm.far_heap + context.args.staged_message_place(token, layout);
-        copy_vectors(context.warp,
-                     there + part.begin * sizeof(Vector16),
-                     message + part.begin * sizeof(Vector16),
-                     part.count * sizeof(Vector16));
+        char* place = context.comm.far_heap + context.args.staged_message_place(token, layout);
+        auto* there = reinterpret_cast<Vector16*>(place) + part.begin;
+        const auto* here = reinterpret_cast<const Vector16*>(message) + part.begin;  // in shared memory
+        context.warp.strided_rolled(part.count, [&](uint32_t i) { store_once(there + i, here[i]); });
     }
 }
 
