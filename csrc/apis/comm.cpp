@@ -53,8 +53,11 @@ void register_comm(py::module_& module) {
                                [](const CpuCommunicator& comm) { return reinterpret_cast<uint64_t>(&comm.args()); })
         .def(
             "reach_by",
-            [](CpuCommunicator& comm, uint64_t ring) { comm.reach_by(reinterpret_cast<CommandRing*>(ring)); },
-            py::arg("ring"))
+            [](CpuCommunicator& comm, uint64_t ring, uint64_t far_heap) {
+                comm.reach_by(reinterpret_cast<CommandRing*>(ring), reinterpret_cast<char*>(far_heap));
+            },
+            py::arg("ring"),
+            py::arg("far_heap"))
         .def("set_slow_link",
              &CpuCommunicator::set_slow_link,
              py::arg("gb_per_s"),

@@ -63,7 +63,7 @@ TK_DEVICE bool rank_barrier(Context& context) {
     bool ok = true;
     for (uint32_t i = 0; i < comm.num_ranks; ++i) {
         const uint32_t peer = comm.nth_peer(i);
-        const uint64_t* flag = comm.control(comm.rank).word(ControlWord::barrier, peer, context.epoch);
+        const uint64_t* flag = own_word(comm, ControlWord::barrier, peer, context.epoch);
         ok = traced_wait<CommChannel::barrier, BarrierEvent::wait_barrier>(context, flag, peer).ok && ok;
     }
     return ok;

@@ -68,7 +68,7 @@ TK_DEVICE bool spin_until(Warp& warp, const Comm& comm, Done done) {
 template <class Comm, class Word>
 TK_DEVICE void initiate_with(Warp& warp, const ClockPingPongArgs<Comm>& args, const Word& request) {
     const Comm& comm = args.comm;
-    const uint64_t* reply = comm.control(comm.rank).word(ControlWord::ping_reply, args.peer);
+    const uint64_t* reply = own_word(comm, ControlWord::ping_reply, args.peer);
     warp.leader([&] {
         uint64_t seen = load_acquire_system(reply);
         uint64_t first_ticks = 0;
@@ -101,7 +101,7 @@ TK_DEVICE void initiate_ping_pong(Warp& warp, const ClockPingPongArgs<Comm>& arg
 template <class Comm, class Word>
 TK_DEVICE void answer_with(Warp& warp, const ClockPingPongArgs<Comm>& args, const Word& reply) {
     const Comm& comm = args.comm;
-    const uint64_t* request = comm.control(comm.rank).word(ControlWord::ping_request, args.peer);
+    const uint64_t* request = own_word(comm, ControlWord::ping_request, args.peer);
     warp.leader([&] {
         for (uint32_t count = 0;; ++count) {
             const uint64_t next = ping_word(args.epoch, count);

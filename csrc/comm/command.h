@@ -28,11 +28,12 @@ struct alignas(32) Command {
 static_assert(sizeof(Command) == 32, "Command is shared between device and host");
 constexpr uint32_t kNumTags = 8;
 
-// Where the memory that a proxy registered has room for a word that comes with its write: in place of HeapControl.
+// Where the memory that a proxy registered has room for a word that comes with its write, which a barrier's does not.
 TK_HOST_DEVICE constexpr uint64_t inbox_place(uint32_t source, ControlWord which) {
-    return (uint64_t{source} * kNumControlWords + static_cast<uint32_t>(which)) * sizeof(uint64_t);
+    const uint32_t place = source * (kNumControlWords - 1) + static_cast<uint32_t>(which) - 1;
+    return offsetof(HeapControl, inbox) + place * sizeof(uint64_t);
 }
-static_assert(inbox_place(kMaxRanks, ControlWord::barrier) <= sizeof(HeapControl));
+static_assert(static_cast<uint32_t>(ControlWord::barrier) == 0);
 
 // Raises a flag of the peer's HeapControl.
 TK_HOST_DEVICE constexpr Command flag_command(uint32_t peer, ControlWord which, uint64_t epoch, uint32_t n) {
@@ -52,11 +53,13 @@ TK_HOST_DEVICE constexpr Command word_command(uint32_t source, uint32_t peer, Co
     return command;
 }
 
-// In memory that kernels and the proxy reach. One for each block, or for all.
+// In memory that kernels and the proxy reach; what kernels alone count in is a GPU's own. One for each block, or for
+// all.
 struct CommandRing {
     Command* commands;
     uint32_t capacity;        // a power of 2
     uint64_t* num_claimed;    // by kernels
+    uint64_t* num_seen;       // num_taken, as one of their warps saw it
     uint64_t* num_taken;      // by the proxy
     uint64_t* num_completed;  // [tag] the bytes of so many are at the peers, and no longer read here; by the proxy
 };
@@ -70,9 +73,15 @@ TK_HOST_DEVICE constexpr uint32_t lap_of(uint64_t place, uint32_t capacity) {
 TK_DEVICE uint64_t claim_place(const CommandRing& ring) {
     return add_relaxed_device(ring.num_claimed, uint64_t{1});
 }
+// A GPU reads memory of the host slowly, so it asks for num_taken only where the ring is full by what was seen before.
+// Who saw that had acquired it from the proxy, and released it: who acquires it from there is behind the proxy, too.
+// Warps that see num_taken at the same time may store the lower number last, and only look once more than they need.
 TK_DEVICE bool has_room(const CommandRing& ring, uint64_t place) {
     if (mutated(CommChannel::command, Mutation::acknowledgement)) return true;
-    return place - load_acquire_system(ring.num_taken) < ring.capacity;
+    if (place - load_acquire_device(ring.num_seen) < ring.capacity) return true;
+    const uint64_t taken = load_acquire_system(ring.num_taken);
+    store_release_device(ring.num_seen, taken);
+    return place - taken < ring.capacity;
 }
 // False: it gave up. stage: of the fault record.
 template <class Comm>

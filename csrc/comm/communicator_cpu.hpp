@@ -62,21 +62,22 @@ public:
     // Forgets a fault and sets this rank's flags back. Collective: no rank may be in a kernel, and all wait for all
     // afterwards.
     void clear_control() {
-        HeapControl& control = args_.control(args_.rank);
-        memset(&control, 0, sizeof(control));
-        for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
+        lower_words(args_.control(args_.rank));
         memset(args_.fault, 0, sizeof(FaultRecord));
         args_.fault->version = kFaultVersion;
         barrier_epoch_ = kFirstEpoch;
     }
 
-    // Ranks whose heap is not mapped are reached by a proxy, which takes commands from this ring. Before any kernel.
-    void reach_by(CommandRing* ring) { ring_ = ring; }
+    // Ranks whose heap is not mapped are reached by a proxy: see FarArgs. Before any kernel.
+    void reach_by(CommandRing* ring, char* far_heap) {
+        ring_ = ring;
+        far_heap_ = far_heap;
+    }
     // Calls use(comm) with what kernels get, which reach all ranks.
     template <class Use>
     void with_comm(Use use) const {
         if (ring_) {
-            use(RoutedArgs<CommandRing>{args_, ring_});
+            use(FarArgs{args_, ring_, far_heap_});
         } else {
             use(args_);
         }
@@ -142,6 +143,7 @@ private:
     uint64_t barrier_epoch_ = kFirstEpoch;
     std::function<std::exception_ptr()> find_interruption_;
     CommandRing* ring_ = nullptr;
+    char* far_heap_ = nullptr;
 };
 
 }  // namespace tracekern

@@ -69,6 +69,14 @@ TK_DEVICE void describe_ring(FaultRecord& fault, const RingWait& wait_for) {
     fault.tail = wait_for.tail;
 }
 
+// Who gave up first, as far as this rank knows; 0: nobody.
+template <class Comm>
+TK_DEVICE uint64_t look_at_aborted_by(const Comm& comm) {
+    const uint64_t known = load_relaxed_system(&comm.control(comm.rank).aborted_by);
+    const HeapControl* far = comm.far_control();
+    return known || !far ? known : load_relaxed_system(&far->aborted_by);
+}
+
 // Writes the fault record if there is none yet, and makes every rank give up. Every lane that gives up calls it, since
 // others of its warp may have seen what they waited for; `claimed` lets one lane write, which learns that it did. A
 // function of its own: it would be a quarter of the code of a kernel that waits in many places.
@@ -95,7 +103,7 @@ TK_DEVICE_CALL bool raise_fault(const Comm& comm, const GivenUp<For> given_up) {
     fault.waited_ticks = given_up.waited_ticks;
     fault.on_timeout = static_cast<uint32_t>(comm.on_timeout);
     describe_ring(fault, given_up.wait_for);
-    const uint64_t known = load_relaxed_system(&comm.control(comm.rank).aborted_by);
+    const uint64_t known = look_at_aborted_by(comm);
     const uint64_t aborted_by = known ? known : uint64_t{given_up.refusal} << 32 | (comm.rank + 1);
     fault.aborted_by = static_cast<uint32_t>(aborted_by);
     fault.refusal = static_cast<uint32_t>(aborted_by >> 32);
@@ -128,9 +136,12 @@ struct BlockGaveUp {
 };
 
 // Whether some rank gave up, as this lane sees it.
-TK_DEVICE bool lane_sees_abort(const CommArgs& comm) {
+template <class Comm>
+TK_DEVICE bool lane_sees_abort(const Comm& comm) {
     if (aborts_at_this_look()) store_relaxed_system(&comm.control(comm.rank).abort, 1u);
-    return look_at_abort(&comm.control(comm.rank).abort) != 0;
+    if (look_at_abort(&comm.control(comm.rank).abort)) return true;
+    const HeapControl* far = comm.far_control();
+    return far && look_at_abort(&far->abort);
 }
 
 // The same, seen by one lane for its whole warp: lanes that looked for themselves could part ways. So could the warps
@@ -140,7 +151,8 @@ TK_DEVICE bool lane_sees_abort(const CommArgs& comm) {
 //
 // A kernel asks before it passes on what one before it was to receive: that may never have come, and its signal would
 // make it look like a right result.
-TK_DEVICE bool has_aborted(Warp& warp, const CommArgs& comm) {
+template <class Comm>
+TK_DEVICE bool has_aborted(Warp& warp, const Comm& comm) {
     return warp.once([&] { return uint32_t{lane_sees_abort(comm)}; }) != 0;
 }
 

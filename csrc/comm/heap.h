@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "comm/fault.h"
+#include "comm/flag.h"
 #include "platform/device.h"
 
 namespace tracekern {
@@ -37,8 +39,9 @@ constexpr uint32_t kNumControlWords = 4;
 struct alignas(4096) HeapControl {
     uint32_t abort;       // not 0: a wait of some rank ran out of time; every wait gives up
     uint64_t aborted_by;  // refusal << 32 | aborted_by, both as in FaultRecord: one word, so that they belong together
-    alignas(64) uint64_t barrier_flags[2 * kMaxRanks];  // [epoch parity][peer], written by that peer
-    alignas(64) uint64_t ping_flags[2 * kMaxRanks];     // clock ping-pong, see comm/clock_ping_pong.h
+    alignas(64) uint64_t barrier_flags[2 * kMaxRanks];               // [epoch parity][peer], written by that peer
+    alignas(64) uint64_t ping_flags[2 * kMaxRanks];                  // clock ping-pong, see comm/clock_ping_pong.h
+    alignas(64) uint64_t inbox[(kNumControlWords - 1) * kMaxRanks];  // of a proxy alone: see inbox_place()
 
     // The one that `source` writes; of barriers there are two sets in turns.
     TK_HOST_DEVICE uint64_t* word(ControlWord which, uint32_t source, uint64_t epoch = 0) {
@@ -54,6 +57,12 @@ struct alignas(4096) HeapControl {
         }
     }
 };
+
+// Sets the words of a rank back to what they are before the first call. For the host.
+inline void lower_words(HeapControl& control) {
+    memset(&control, 0, sizeof(control));
+    for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
+}
 
 struct CommArgs {
     uint32_t rank;
@@ -72,6 +81,15 @@ struct CommArgs {
         return reinterpret_cast<T*>(heap[peer] + offset);
     }
     TK_DEVICE HeapControl& control(uint32_t peer) const { return *at<HeapControl>(peer, 0); }
+
+    // What only `writer` writes at rank `at_rank`. Arguments of kernels that a proxy serves hide this and the next one:
+    // see comm/proxy_peer.h.
+    template <class T>
+    TK_DEVICE T* written_by(uint32_t, uint32_t at_rank, uint64_t offset) const {
+        return at<T>(at_rank, offset);
+    }
+    // Where this rank's proxy says that a rank gave up; nullptr: there is no proxy.
+    TK_DEVICE static constexpr HeapControl* far_control() { return nullptr; }
 };
 
 // What a communicator of any backend begins with, before it writes to the table of heaps.

@@ -10,20 +10,25 @@
 namespace tracekern {
 
 // What kernels get where proxies reach the ranks of other hosts.
-struct FarArgs : RoutedArgs<CommandRing> {
-    // Memory that this rank's proxy registered, laid out like the heap. Ranks of other hosts write here what ranks of
-    // this host write there.
+template <>
+struct RoutedArgs<CommandRing> : CommArgs {
+    CommandRing* transport;
+    // Memory of the host that this rank's proxy registered, laid out like the heap. Ranks of other hosts write here
+    // what ranks of this host write there: bytes themselves, and words by the proxy.
     char* far_heap;
 
-    // What only `writer` writes at rank `at_rank`, which is this one or mapped.
+    TK_DEVICE bool is_mapped(uint32_t peer) const { return heap[peer] != nullptr; }
+    // at_rank: this one or mapped.
     template <class T>
     TK_DEVICE T* written_by(uint32_t writer, uint32_t at_rank, uint64_t offset) const {
         if (is_mapped(writer)) return at<T>(at_rank, offset);
         return reinterpret_cast<T*>(far_heap + offset);
     }
+    TK_DEVICE HeapControl* far_control() const { return reinterpret_cast<HeapControl*>(far_heap); }
 };
+using FarArgs = RoutedArgs<CommandRing>;
 template <class Comm>
-constexpr bool kIsFar = std::is_base_of_v<RoutedArgs<CommandRing>, Comm>;
+constexpr bool kIsFar = std::is_base_of_v<FarArgs, Comm>;
 
 // Where all ranks are mapped the compiler leaves out what a far rank needs.
 template <class Context>
@@ -76,7 +81,7 @@ TK_DEVICE bool wait_sent(Context& context, uint32_t tag, const uint64_t* num_pos
 // ---- words of a peer's HeapControl ----
 
 struct ProxyWord {
-    const RoutedArgs<CommandRing>& comm;
+    const FarArgs& comm;
     uint32_t rank;
     ControlWord which;
 
@@ -92,12 +97,12 @@ template <>
 class TransportPeer<CommandRing> {
 public:
     static constexpr bool kIsMapped = false;
-    TK_DEVICE TransportPeer(const RoutedArgs<CommandRing>& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
+    TK_DEVICE TransportPeer(const FarArgs& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
 
     TK_DEVICE ProxyWord word(ControlWord which) const { return {comm_, rank_, which}; }
 
 private:
-    const RoutedArgs<CommandRing>& comm_;
+    const FarArgs& comm_;
     const uint32_t rank_;
 };
 

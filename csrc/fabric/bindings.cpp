@@ -399,6 +399,7 @@ void bind_proxy(py::module_& module) {
         .def_property_readonly("tells_sources", [](RankProxy& proxy) { return proxy.proxy().tells_sources(); })
         .def_property_readonly("max_bytes", [](RankProxy& proxy) { return proxy.proxy().max_bytes(); })
         .def_property_readonly("ring", [](RankProxy& proxy) { return reinterpret_cast<uint64_t>(&proxy.ring()); })
+        .def_property_readonly("num_bytes", &RankProxy::num_bytes)
         .def_property_readonly("far_heap",
                                [](const RankProxy& proxy) { return reinterpret_cast<uint64_t>(proxy.far_heap()); })
         .def_property_readonly("error", &RankProxy::error)

@@ -59,6 +59,7 @@ public:
         const uint32_t room = Domain::kNumCompletions / 2 / comm.num_ranks;
         window_ = window == 0 || window > room ? room : window;
         values_.resize(uint64_t{comm.num_ranks} * (window_ + 1));
+        lower_words(control());
         registered_ = domain_.register_memory(memory.begin, memory.bytes, FI_WRITE | FI_REMOTE_WRITE);
         registered_values_ = domain_.register_memory(values_.data(), values_.size() * sizeof(uint64_t), FI_WRITE);
         operations_ = std::make_unique<Posted[]>(values_.size());
@@ -72,6 +73,8 @@ public:
     }
 
     ProxyAddress address() const { return {domain_.address(), registered_.key, registered_.base, number_}; }
+    // Where kernels of this rank wait for words of ranks of other hosts.
+    HeapControl& control() const { return *reinterpret_cast<HeapControl*>(memory_.begin); }
     // Else immediates come from nobody that the proxy knows.
     bool tells_sources() const { return domain_.tells_sources(); }
     // Of one command.
@@ -79,6 +82,7 @@ public:
     // The state before the first turn, as kernels know it: what is under way of before is dropped where it arrives.
     // inbox, completed: what immediates mean from now on.
     void reset(Inbox inbox, Completed completed = {}) {
+        lower_words(control());
         inbox_ = std::move(inbox);
         completed_ = std::move(completed);
         generation_ = (generation_ + 1) & kGenerationMask;
@@ -293,15 +297,15 @@ private:
     }
     void apply(uint32_t source, const Immediate& imm) {
         const auto which = static_cast<ControlWord>(imm.which);
-        HeapControl& control = comm_.control(comm_.rank);
         if (which == ControlWord::barrier) {
             uint64_t& latest = peers_[source].latest[imm.which];
             const uint64_t epoch = take_epoch(latest, imm);
             if (epoch == kNeverEpoch) return give_up(source);
-            return raise_flag<CommChannel::barrier>(control.word(which, source, epoch), make_flag(epoch, imm.n));
+            return raise_flag<CommChannel::barrier>(control().word(which, source, epoch), make_flag(epoch, imm.n));
         }
         const uint64_t word = *reinterpret_cast<const uint64_t*>(memory_.begin + inbox_place(source, which));
-        which == ControlWord::aborted_by ? abort_rank(control, word) : pass_on_word(control.word(which, source), word);
+        if (which == ControlWord::aborted_by) return abort_rank(control(), word);
+        pass_on_word(control().word(which, source), word);
     }
 
     // Names a peer that is gone and did not say that it leaves; what it said has been taken. Asks those that are
@@ -321,7 +325,7 @@ private:
         }
     }
     // A peer that is dead, or does not keep to the protocol: all waits of this rank end, and name it.
-    void give_up(uint32_t rank) { abort_rank(comm_.control(comm_.rank), uint64_t{rank} + 1); }
+    void give_up(uint32_t rank) { abort_rank(control(), uint64_t{rank} + 1); }
     void lose(Posted& operation) {
         Peer& peer = peers_[operation.rank];
         free_.push_back(&operation);

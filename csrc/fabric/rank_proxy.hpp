@@ -11,7 +11,6 @@
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "fabric/forks.hpp"
 #include "fabric/proxy.hpp"
@@ -34,10 +33,17 @@ public:
               const RankProxyOptions& options)
         : library_(std::move(library)),
           comm_(comm),
-          far_heap_(map(options.far_bytes), Unmap{options.far_bytes}),
-          commands_(options.num_commands),
+          num_bytes_(whole_lines(options.far_bytes) + sizeof(Counts) + options.num_commands * sizeof(Command)),
+          memory_(map(num_bytes_), Unmap{num_bytes_}),
+          counts_(reinterpret_cast<Counts*>(memory_.get() + whole_lines(options.far_bytes))),
+          ring_{reinterpret_cast<Command*>(counts_ + 1),
+                options.num_commands,
+                &num_claimed_,
+                &num_seen_,
+                &counts_->num_taken,
+                counts_->num_completed},
           proxy_(std::make_unique<Proxy>(
-              *library_, net, comm, ring_, Proxy::Memory{far_heap_.get(), options.far_bytes}, options.window)) {}
+              *library_, net, comm, ring_, Proxy::Memory{far_heap(), options.far_bytes}, options.window)) {}
     RankProxy(const RankProxy&) = delete;
     ~RankProxy() {
         leave();
@@ -54,7 +60,9 @@ public:
     }
 
     // Laid out like the rank's heap, and as much again for what is staged.
-    char* far_heap() const { return far_heap_.get(); }
+    char* far_heap() const { return memory_.get(); }
+    // Of all that the proxy and kernels share, which begins with far_heap().
+    uint64_t num_bytes() const { return num_bytes_; }
     CommandRing& ring() { return ring_; }
     Proxy& proxy() { return *proxy_; }
 
@@ -77,9 +85,9 @@ public:
         stop();
         drain();
         has_error_.store(false, std::memory_order_relaxed);
-        std::fill(commands_.begin(), commands_.end(), Command{});
-        num_claimed_ = num_taken_ = 0;
-        std::fill(std::begin(num_completed_), std::end(num_completed_), 0);
+        std::fill(ring_.commands, ring_.commands + ring_.capacity, Command{});
+        num_claimed_ = num_seen_ = 0;
+        *counts_ = {};
         proxy_->reset(std::move(inbox));
         start();
     }
@@ -87,6 +95,11 @@ public:
     std::string error() const { return has_error_.load(std::memory_order_acquire) ? error_ : ""; }
 
 private:
+    // Behind the far heap, and before the commands.
+    struct Counts {
+        alignas(kLineBytes) uint64_t num_taken;
+        alignas(kLineBytes) uint64_t num_completed[kNumTags];
+    };
     struct Unmap {
         uint64_t bytes;
         void operator()(char* at) const { munmap(at, bytes); }
@@ -137,7 +150,7 @@ private:
         } catch (const std::exception& error) {
             error_ = error.what();
             has_error_.store(true, std::memory_order_release);
-            abort_rank(comm_.control(comm_.rank), uint64_t{comm_.rank} + 1);
+            abort_rank(proxy_->control(), uint64_t{comm_.rank} + 1);
         }
     }
 
@@ -148,11 +161,11 @@ private:
     const Process process_;
     const std::shared_ptr<const FabricLibrary> library_;
     const CommArgs& comm_;
-    const std::unique_ptr<char, Unmap> far_heap_;
-    std::vector<Command> commands_;
-    uint64_t num_claimed_ = 0, num_taken_ = 0, num_completed_[kNumTags] = {};
-    CommandRing ring_{
-        commands_.data(), static_cast<uint32_t>(commands_.size()), &num_claimed_, &num_taken_, num_completed_};
+    const uint64_t num_bytes_;
+    const std::unique_ptr<char, Unmap> memory_;
+    Counts* const counts_;
+    uint64_t num_claimed_ = 0, num_seen_ = 0;  // a GPU has its own: comm/proxy_memory_cuda.hpp
+    CommandRing ring_;
     std::unique_ptr<Proxy> proxy_;
     std::string error_;
     std::atomic<bool> has_error_ = false;

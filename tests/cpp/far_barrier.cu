@@ -4,7 +4,7 @@
 
 using namespace tracekern;
 
-using Comm = RoutedArgs<CommandRing>;
+using Comm = FarArgs;
 
 TK_ENTRY(32, 1) meet(Comm comm, uint64_t epoch, LaunchSize size) {
     Warp warp(size);

@@ -21,7 +21,7 @@ using namespace tracekern;
 namespace {
 
 constexpr uint32_t kRanks = 4, kRanksPerNode = 2;
-using Comm = RoutedArgs<CommandRing>;
+using Comm = FarArgs;
 
 struct Options {
     NetworkOptions network;
@@ -80,7 +80,7 @@ int run(const Options& options, bool of_barrier) {
     uint32_t words[kRanks] = {};
     std::vector<int> exits(kRanks);
     const auto run_rank = [&](uint32_t rank) {
-        const Comm comm{comms[rank]->args(), &proxies[rank]->ring()};
+        const Comm comm{comms[rank]->args(), &proxies[rank]->ring(), proxies[rank]->far_heap()};
         comms[rank]->launch(options.launch, [&](Warp& warp) {
             exits[rank] = of_barrier ? meet(warp, comm, options.rounds, words) != 0
                                      : !exchange_clocks(warp, comm, options.rounds);

@@ -181,7 +181,7 @@ class Communicator:
         )
         if hosts:
             self.network = Network(self.group, self.native, self._heap, 2 * num_bytes, hosts)
-            self.native.reach_by(self.network.ring)
+            self.native.reach_by(self.network.ring, self.network.far_heap)
         self.device = CpuDevice(self.native, self._heap, self.group.world_ranks, seed)
 
     def add_kernels(

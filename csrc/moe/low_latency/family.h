@@ -1,6 +1,7 @@
 // What others may know of the low latency family: moe/pipeline.hpp says what each member is for.
 #pragma once
 
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -105,11 +106,9 @@ struct LowLatencyOn {
         memory.clear(args.claims_per_expert, claims_bytes(args));
         const size_t count = (args.layout.flags_end - args.layout.count_flags) / sizeof(uint64_t);
         const std::vector<uint64_t> flags(count, make_flag(kNeverEpoch, 0));
-        const auto lower_flags = [&](char* heap) {
-            memory.copy_to(heap + args.layout.count_flags, flags.data(), count * sizeof(uint64_t));
-        };
-        lower_flags(args.comm.heap[args.comm.rank]);
-        if constexpr (kIsFar<Comm>) lower_flags(args.comm.far_heap);
+        const uint64_t num_bytes = count * sizeof(uint64_t);
+        memory.copy_to(args.comm.heap[args.comm.rank] + args.layout.count_flags, flags.data(), num_bytes);
+        if constexpr (kIsFar<Comm>) memcpy(args.comm.far_heap + args.layout.count_flags, flags.data(), num_bytes);
     }
 
 private:

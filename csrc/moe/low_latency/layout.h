@@ -240,11 +240,7 @@ struct LowLatencyArgsOn : LowLatencyArgs {
 
     template <class T>
     TK_DEVICE T* written_by(uint32_t writer, uint32_t at_rank, uint64_t place) const {
-        if constexpr (kIsFar<Comm>) {
-            return comm.template written_by<T>(writer, at_rank, place);
-        } else {
-            return comm.template at<T>(at_rank, place);
-        }
+        return comm.template written_by<T>(writer, at_rank, place);
     }
     TK_DEVICE uint64_t* count_flag(uint32_t at_rank, uint32_t local_expert, uint32_t of_rank) const {
         const uint64_t place = flag(layout.count_flags, local_expert * shape.num_ranks + of_rank);
