@@ -80,9 +80,10 @@ public:
     // Of one command.
     uint64_t max_bytes() const { return domain_.max_write_bytes(); }
     // The state before the first turn, as kernels know it: what is under way of before is dropped where it arrives.
-    // inbox, completed: what immediates mean from now on.
-    void reset(Inbox inbox, Completed completed = {}) {
-        lower_words(control());
+    // inbox, completed: what immediates mean from now on. Without them also the communicator begins anew: its own words.
+    void reset(Inbox inbox = {}, Completed completed = {}) {
+        const bool is_of_communicator = !inbox;
+        if (is_of_communicator) lower_words(control());
         inbox_ = std::move(inbox);
         completed_ = std::move(completed);
         generation_ = (generation_ + 1) & kGenerationMask;
@@ -94,6 +95,7 @@ public:
             peer.room = window_;
             peer.applied = 0;
             peer.is_lost = false;
+            if (!is_of_communicator) continue;
             for (uint64_t& epoch : peer.latest) epoch = kNeverEpoch;
         }
     }

@@ -196,6 +196,21 @@ def test_after_a_reset_nothing_of_before_is_taken_for_new(pools, hosts):
     assert any("rank 1" in told for _, told in found), found
 
 
+def barriers_around_new_kernels(group: Group, hosts: list[int]) -> None:
+    shape = (4, 256, 6)
+    num_bytes = Buffer.get_low_latency_rdma_size_hint(4, 256, group.num_ranks, 6)
+    buffer = Buffer(group, num_rdma_bytes=num_bytes, backend="cpu", hosts=hosts, timeout_s=10)
+    for num_barriers in range(6):
+        for _ in range(num_barriers):
+            buffer.comm.barrier()
+        buffer.clean_low_latency_buffer(*shape)
+    buffer.comm.barrier()
+
+
+def test_barriers_go_on_where_kernels_begin_anew(pools):
+    assert pools(2).call(barriers_around_new_kernels, [0, 1]) == [None, None]
+
+
 def call_until_rank_1_is_killed(group: Group, hosts: list[int], told: Path) -> None:
     shape = MoeShape(group.num_ranks, 4, 6, 2, 256, "bf16")
     pipeline, experts = LowLatencyPipeline(group, shape, hosts=hosts, timeout_s=60), draw_experts(shape)

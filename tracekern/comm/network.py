@@ -77,7 +77,8 @@ class Network:
 
     def reset(self, inbox: Any = None) -> None:
         """Sets the proxy back to the state before any command. Collective, with all ranks' kernels finished, and none
-        begun before all ranks have done it. inbox: of the native kernels that ranks of other hosts write to."""
+        begun before all ranks have done it. inbox: of the native kernels that ranks of other hosts write to; None: the
+        communicator's own words are set back, too."""
         self._native.reset(inbox)
 
 
