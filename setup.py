@@ -38,7 +38,7 @@ STARTED = time.time()
 CSRC = Path("csrc")
 # A folder is a family of kernels, and a module.
 FAMILIES = [path.parent.name for path in sorted(CSRC.glob("moe/*/bindings.cpp"))]
-KERNELS = sorted(glob.glob("csrc/**/kernels.cu", recursive=True))
+KERNELS = sorted(glob.glob("csrc/**/*kernels.cu", recursive=True))
 BINDINGS = sorted(glob.glob("csrc/apis/*.cu") + glob.glob("csrc/moe/*/bindings.cu"))
 CUDA_SOURCES = [*KERNELS, *BINDINGS, "csrc/python_api_cuda.cu"]  # those that take longest first
 NVCC_FAMILIES = " ".join(f"FAMILY({name})" for name in FAMILIES)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 
 import torch
 
 from tests.deepep_calls import run_deepep_calls
 from tracekern.comm.ranks.group import Group
-from tracekern.errors import BadInput
+from tracekern.errors import BadInput, CommTimeout
 from tracekern.moe.experts import draw_experts
 from tracekern.moe.low_latency import Buffer
 from tracekern.moe.low_latency.reference import low_latency_reference
@@ -23,12 +25,12 @@ CALLS_OF_A_GRAPH = 3
 class Work:
     """A buffer, batches and memory for one rank."""
 
-    def __init__(self, num_batches: int) -> None:
+    def __init__(self, num_batches: int, hosts: Sequence[int] | None = None, timeout_s: float = 10.0) -> None:
         self.group = Group.discover()
         ranks = self.group.num_ranks
         self.shape = MoeShape(ranks, TOKENS, 8 * ranks, TOPK, HIDDEN, "bf16")
         num_bytes = Buffer.get_low_latency_rdma_size_hint(TOKENS, HIDDEN, ranks, 8 * ranks)
-        self.buffer = Buffer(self.group, num_rdma_bytes=num_bytes)
+        self.buffer = Buffer(self.group, num_rdma_bytes=num_bytes, hosts=hosts, timeout_s=timeout_s)
         self.experts = draw_experts(self.shape)
         self.batches = [
             draw_batch(self.shape, seed=5, rank=self.group.rank, iteration=i, routing="uniform", uneven=True)
@@ -39,14 +41,34 @@ class Work:
         size = (8, ranks * TOKENS, HIDDEN)
         self.rows = [torch.empty(size, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
 
-    def call(self, batch: Batch, number: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        dispatched = self.buffer.low_latency_dispatch(batch.x, batch.topk_idx, TOKENS, self.shape.num_experts)
-        handle, rows = dispatched[2], self.rows[number % 2]
+    def call(
+        self,
+        batch: Batch,
+        number: int,
+        out: torch.Tensor | None = None,
+        use_fp8: bool = True,
+        with_hooks: bool = False,
+    ) -> torch.Tensor:
+        _, _, handle, _, receive = self.buffer.low_latency_dispatch(
+            batch.x, batch.topk_idx, TOKENS, self.shape.num_experts, use_fp8=use_fp8, return_recv_hook=with_hooks
+        )
+        if receive:
+            receive()
+        rows = self.rows[number % 2]
         self.buffer.apply_experts(handle, self.scale, rows)
-        return self.buffer.low_latency_combine(rows, batch.topk_idx, batch.topk_weights, handle, out=out)[0]
+        combined, _, receive = self.buffer.low_latency_combine(
+            rows, batch.topk_idx, batch.topk_weights, handle, out=out, return_recv_hook=with_hooks
+        )
+        if receive:
+            receive()
+        return combined
 
-    def wanted(self, batch: Batch) -> torch.Tensor:
-        return low_latency_reference(batch, self.experts, use_fp8=True)
+    def drop(self, batch: Batch) -> None:
+        """A dispatch without a combine."""
+        self.buffer.low_latency_dispatch(batch.x, batch.topk_idx, TOKENS, self.shape.num_experts)
+
+    def wanted(self, batch: Batch, use_fp8: bool = True) -> torch.Tensor:
+        return low_latency_reference(batch, self.experts, use_fp8=use_fp8)
 
 
 def differs(out: torch.Tensor, wanted: torch.Tensor) -> int:
@@ -169,3 +191,52 @@ def deepep() -> int:
     right = run_deepep_calls(group, None, "cuda", (16, 1024, 8 * group.num_ranks, 4))
     sys.stdout.write(f"rank {group.rank}: {16 - right} wrong\n")
     return 16 - right
+
+
+# ---- ranks of two hosts ----
+
+
+def hosts(num_calls: int = 60) -> int:
+    """Calls of ranks that proxies reach: both types of messages, with and without hooks, and after dropped handles."""
+    wrong = 0
+    for of_first in (4, 3):
+        work = Work(num_calls, [int(rank >= of_first) for rank in range(8)])
+        outs = []
+        for number, batch in enumerate(work.on_gpu):
+            if number % 7 == 6:
+                work.drop(batch)
+            outs.append(work.call(batch, number, use_fp8=number % 3 != 0, with_hooks=number % 4 == 1))
+        work.buffer.synchronize()
+        wanted = [work.wanted(batch, use_fp8=number % 3 != 0) for number, batch in enumerate(work.batches)]
+        wrong += sum(map(differs, outs, wanted))
+        work.buffer.destroy()
+    sys.stdout.write(f"rank {work.group.rank}: {wrong} wrong\n")
+    work.group.barrier()
+    return wrong
+
+
+def lost_host() -> int:
+    """Rank 1 stays away from a call: the others give up, also on the other host, and go on after a reset."""
+    work = Work(4, [int(rank >= 4) for rank in range(8)], timeout_s=1.0)
+    told = ""
+
+    def count_wrong() -> int:
+        outs = [work.call(batch, number) for number, batch in enumerate(work.on_gpu)]
+        work.buffer.synchronize()
+        return sum(differs(out, work.wanted(batch)) for out, batch in zip(outs, work.batches, strict=True))
+
+    wrong = count_wrong()
+    if work.group.rank == 1:
+        time.sleep(9.0)  # as long as launches of the others wait for this one's, and their limit
+    else:
+        try:
+            work.call(work.on_gpu[0], 0)
+            work.buffer.synchronize()
+        except CommTimeout as error:
+            told = str(error)
+    wrong += ("rank 1" in told) != (work.group.rank != 1)
+    work.buffer.reset()
+    wrong += count_wrong()
+    sys.stdout.write(f"rank {work.group.rank}: {wrong} wrong; {told}\n")
+    work.group.barrier()
+    return wrong

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apis/names.hpp"
+#include "comm/command.h"
 #include "comm/fault.h"
 #include "comm/heap.h"
 
@@ -41,6 +42,16 @@ pybind11::class_<Communicator> register_communicator(pybind11::module_& module, 
                                [](const Communicator& comm) {
                                    return py::bytes(reinterpret_cast<const char*>(&comm.args()), sizeof(CommArgs));
                                })
+        // For its proxy: the CommArgs of this rank, which stay there (csrc/fabric/bindings.cpp).
+        .def_property_readonly("args_address",
+                               [](const Communicator& comm) { return reinterpret_cast<uint64_t>(&comm.args()); })
+        .def(
+            "reach_by",
+            [](Communicator& comm, uint64_t ring, uint64_t far_heap) {
+                comm.reach_by(reinterpret_cast<CommandRing*>(ring), reinterpret_cast<char*>(far_heap));
+            },
+            py::arg("ring"),
+            py::arg("far_heap"))
         // Where each rank's part of the heap begins, for this rank.
         .def_property_readonly("heap_addresses",
                                [](const Communicator& comm) {

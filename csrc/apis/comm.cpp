@@ -47,17 +47,6 @@ void register_comm(py::module_& module) {
              py::arg("clock_seed") = 0,
              py::arg("clock_t0_ns") = 0)
         .def_property_readonly("trapped", &CpuCommunicator::trapped)
-        // For its proxy: the CommArgs of this rank, which stay there, and its ring of commands
-        // (csrc/fabric/bindings.cpp).
-        .def_property_readonly("args_address",
-                               [](const CpuCommunicator& comm) { return reinterpret_cast<uint64_t>(&comm.args()); })
-        .def(
-            "reach_by",
-            [](CpuCommunicator& comm, uint64_t ring, uint64_t far_heap) {
-                comm.reach_by(reinterpret_cast<CommandRing*>(ring), reinterpret_cast<char*>(far_heap));
-            },
-            py::arg("ring"),
-            py::arg("far_heap"))
         .def("set_slow_link",
              &CpuCommunicator::set_slow_link,
              py::arg("gb_per_s"),

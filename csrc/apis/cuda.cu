@@ -6,6 +6,7 @@
 #include "apis/backends.hpp"
 #include "comm/clocks_cuda.hpp"
 #include "comm/kernel_table.hpp"
+#include "comm/proxy_memory_cuda.hpp"
 #include "platform/gpu_facts.hpp"
 
 namespace py = pybind11;
@@ -36,7 +37,10 @@ py::array_t<int64_t> rows_of_three(const void* rows, size_t count) {
 // would come next.
 std::unique_ptr<CudaCommunicator> open_communicator(
     uint32_t rank, uint32_t num_ranks, uint64_t heap_bytes, uint64_t timeout_ns, bool by_descriptor) {
-    for_each_body_kind([](BodyKind kind) { load_kernel(rank_barrier_kernel(kind.is_traced, kind.format)); });
+    for (const bool is_far : {false, true}) {
+        for_each_body_kind(
+            [&](BodyKind kind) { load_kernel(rank_barrier_kernel(is_far, kind.is_traced, kind.format)); });
+    }
     for (const bool initiates : {false, true}) load_kernel(ping_pong_kernel(initiates));
     load_kernel(host_clock_kernel());
     load_kernel(delay_kernel());
@@ -59,7 +63,7 @@ void register_cuda_communicator(py::module_& extension) {
             [](CudaCommunicator& comm, uint32_t peer, const py::bytes& handle) { comm.open_peer(peer, handle); },
             py::arg("peer"),
             py::arg("handle"))
-        .def("attach_peer", &CudaCommunicator::attach_peer, py::arg("peer"))
+        .def("attach_peer", &CudaCommunicator::attach_peer, py::arg("peer"), py::arg("is_mapped"))
         .def(
             "barrier",
             [](CudaCommunicator& comm, uint64_t descriptor, uint64_t stream) {
@@ -68,6 +72,25 @@ void register_cuda_communicator(py::module_& extension) {
             },
             py::arg("descriptor") = 0,
             py::arg("stream") = 0);
+}
+
+void register_proxy_memory(py::module_& extension) {
+    // owner: of the memory.
+    const auto make = [](uint64_t ring, uint64_t begin, uint64_t bytes, const py::object&) {
+        const py::gil_scoped_release release;
+        return std::make_unique<CudaProxyMemory>(*reinterpret_cast<const CommandRing*>(ring), begin, bytes);
+    };
+    py::class_<CudaProxyMemory>(extension, "ProxyMemory")
+        .def(py::init(make),
+             py::keep_alive<1, 5>(),
+             py::arg("ring"),
+             py::arg("begin"),
+             py::arg("bytes"),
+             py::arg("owner"))
+        // Address of the ring for kernels.
+        .def_property_readonly("ring",
+                               [](const CudaProxyMemory& memory) { return reinterpret_cast<uint64_t>(memory.ring()); })
+        .def("reset", &CudaProxyMemory::reset);
 }
 
 void register_clock(py::module_& extension) {
@@ -127,6 +150,7 @@ namespace tracekern {
 
 void register_cuda(py::module_& extension) {
     register_cuda_communicator(extension);
+    register_proxy_memory(extension);
     register_clock(extension);
     register_streams(extension);
     extension.attr("clock_shift") = kClockShift;

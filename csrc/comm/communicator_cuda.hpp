@@ -11,6 +11,7 @@
 #include "comm/fault.h"
 #include "comm/heap.h"
 #include "comm/kernel_table.hpp"
+#include "comm/proxy_peer.h"
 #include "platform/gpu_host.hpp"
 #include "trace/trace_choice.h"
 
@@ -69,10 +70,16 @@ public:
         add_peer(peer, std::make_shared<const HeapPart>(IpcMemory::open(handle)));
     }
 
-    // Keeps the peer's part as long as this: kernels of this rank may write to it when the peer is gone.
-    void attach_peer(const CudaCommunicator& peer) {
-        add_peer(peer.args_.rank, peer.own_);
+    // Keeps the peer's part as long as this: kernels of this rank may write to it when the peer is gone. Not is_mapped:
+    // it only shares the GPU, and a proxy reaches it.
+    void attach_peer(const CudaCommunicator& peer, bool is_mapped = true) {
+        if (is_mapped) add_peer(peer.args_.rank, peer.own_);
         ++num_residents_;
+    }
+    // Ranks that are not mapped are reached by a proxy: see FarArgs. ring: in memory of this GPU. Before any kernel.
+    void reach_by(CommandRing* ring, char* far_heap) {
+        ring_ = ring;
+        far_heap_ = far_heap;
     }
     // Ranks whose kernels have to find room on this GPU beside each other, this one included.
     uint32_t num_residents() const { return num_residents_; }
@@ -94,10 +101,9 @@ public:
 
     // Collective, with all devices idle; all wait for all afterwards.
     void clear_control() {
-        std::vector<uint8_t> bytes(sizeof(HeapControl), 0);
-        auto& control = *reinterpret_cast<HeapControl*>(bytes.data());
-        for (uint64_t& flag : control.barrier_flags) flag = make_flag(kNeverEpoch, 0);
-        copy_to_device(args_.heap[args_.rank], bytes.data(), bytes.size());
+        HeapControl control;
+        lower_words(control);
+        copy_to_device(args_.heap[args_.rank], &control, sizeof(control));
         memset(args_.fault, 0, sizeof(FaultRecord));
         args_.fault->version = kFaultVersion;
         barrier_epoch_ = kFirstEpoch;
@@ -106,9 +112,10 @@ public:
     void barrier(TraceChoice trace, uint64_t stream) {
         uint64_t epoch = std::exchange(barrier_epoch_, next_epoch(barrier_epoch_));
         LaunchSize size{1, 1};
-        const void* kernel = rank_barrier_kernel(trace.is_traced(), trace.format());
+        const void* kernel = rank_barrier_kernel(ring_ != nullptr, trace.is_traced(), trace.format());
+        FarArgs args{args_, ring_, far_heap_};  // begins with what kernels get that map all ranks
         TraceArgument argument(trace, Extent::any);
-        launch_kernel(kernel, {1, kLanes, 0, stream}, {&args_, &epoch, &size, argument.data()});
+        launch_kernel(kernel, {1, kLanes, 0, stream}, {&args, &epoch, &size, argument.data()});
     }
     // As records keep it.
     uint32_t barrier_epoch() const { return epoch_on_record(barrier_epoch_); }
@@ -127,6 +134,8 @@ private:
     uint32_t num_residents_ = 1;
     MappedMemory fault_;
     uint64_t barrier_epoch_ = kFirstEpoch;
+    CommandRing* ring_ = nullptr;
+    char* far_heap_ = nullptr;
 };
 
 }  // namespace tracekern

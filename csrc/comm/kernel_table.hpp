@@ -6,7 +6,8 @@
 
 namespace tracekern {
 
-const void* rank_barrier_kernel(bool traced, RecordFormat format);
+// is_far: a proxy reaches some of the ranks.
+const void* rank_barrier_kernel(bool is_far, bool traced, RecordFormat format);
 const void* ping_pong_kernel(bool initiates);
 const void* host_clock_kernel();
 const void* delay_kernel();

@@ -1,23 +1,27 @@
 // The kernels of the communicator for GPUs. CUDA and HIP compile it.
 #include "comm/barrier.h"
 #include "comm/clock_ping_pong.h"
+#include "comm/proxy_peer.h"
 
 using namespace tracekern;  // NOLINT: entry points have C names
 
 namespace {
 
-template <class Rec>
-TK_DEVICE void run_rank_barrier(const CommArgs& comm, uint64_t epoch, LaunchSize size, typename Rec::Args trace) {
+template <class Rec, class Comm>
+TK_DEVICE void run_rank_barrier(const Comm& comm, uint64_t epoch, LaunchSize size, typename Rec::Args trace) {
     Warp warp(size);
-    CommContext<Rec> context(warp, comm, trace, kRankBarrierStage, 0, epoch);
+    CommContext<Rec, Comm> context(warp, comm, trace, kRankBarrierStage, 0, epoch);
     rank_barrier(context);
 }
 
 }  // namespace
 
-#define TK_RANK_BARRIER(suffix, Rec)                                                                               \
-    TK_KERNEL rank_barrier_##suffix(TK_ARGUMENT CommArgs comm, uint64_t epoch, LaunchSize size, Rec::Args trace) { \
-        run_rank_barrier<Rec>(comm, epoch, size, trace);                                                           \
+#define TK_RANK_BARRIER(suffix, Rec)                                                                                  \
+    TK_KERNEL rank_barrier_##suffix(TK_ARGUMENT CommArgs comm, uint64_t epoch, LaunchSize size, Rec::Args trace) {    \
+        run_rank_barrier<Rec>(comm, epoch, size, trace);                                                              \
+    }                                                                                                                 \
+    TK_KERNEL far_rank_barrier_##suffix(TK_ARGUMENT FarArgs comm, uint64_t epoch, LaunchSize size, Rec::Args trace) { \
+        run_rank_barrier<Rec>(comm, epoch, size, trace);                                                              \
     }
 
 using RecorderOff = Recorder<false>;
@@ -64,15 +68,18 @@ TK_KERNEL delay_stream(uint64_t ticks) {
 #ifdef TK_KERNEL_TABLE
     #include "comm/kernel_table.hpp"
 
-const void* tracekern::rank_barrier_kernel(bool traced, RecordFormat format) {
-    if (!traced) return reinterpret_cast<const void*>(rank_barrier_off);
+const void* tracekern::rank_barrier_kernel(bool is_far, bool traced, RecordFormat format) {
+    const auto choose = [is_far](auto* near, auto* far) {
+        return is_far ? reinterpret_cast<const void*>(far) : reinterpret_cast<const void*>(near);
+    };
+    if (!traced) return choose(rank_barrier_off, far_rank_barrier_off);
     switch (format) {
         case RecordFormat::span:
-            return reinterpret_cast<const void*>(rank_barrier_span);
+            return choose(rank_barrier_span, far_rank_barrier_span);
         case RecordFormat::ring:
-            return reinterpret_cast<const void*>(rank_barrier_ring);
+            return choose(rank_barrier_ring, far_rank_barrier_ring);
         case RecordFormat::cycles:
-            return reinterpret_cast<const void*>(rank_barrier_cycles);
+            return choose(rank_barrier_cycles, far_rank_barrier_cycles);
     }
     return nullptr;
 }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 import tracekern
 from tests.devices import require_gpus
 from tests.paths import ROOT
+from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
+from tracekern.errors import NotBuilt
+from tracekern.fabric.library import require_library
 from tracekern.launcher.launch import launch_ranks
 from tracekern.moe.workload.options import MoeRun
 from tracekern.moe.workload.run import run
@@ -17,12 +21,30 @@ RANKS = 8
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture
+def network():
+    try:
+        require_library()
+    except NotBuilt as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize(
     ("function", "ranks"),
     [("bad_choices", RANKS), ("streams", RANKS), ("graph", 1), ("two_graphs", 1), ("deepep", RANKS)],
 )
 def test_nothing_is_wrong(function, ranks):
     require_gpus(1)
+    assert_nothing_is_wrong(function, ranks)
+
+
+@pytest.mark.parametrize("function", ["hosts", "lost_host"])
+def test_nothing_is_wrong_between_hosts(network, function):
+    require_gpus(1)
+    assert_nothing_is_wrong(function, RANKS)
+
+
+def assert_nothing_is_wrong(function: str, ranks: int) -> None:
     lines: list[str] = []
     exits = launch_ranks(
         ranks,
@@ -56,3 +78,13 @@ def test_a_run_is_the_reference_and_its_late_rank_is_seen(tmp_path, dispatch_dty
     timeline = tracekern.load(tmp_path)
     assert {"copy_token", "wait_count", "reduce_token"} <= {event.name for event in timeline.events}
     assert len(timeline.flows) > 6 * RANKS * 64  # counts and results, each of all pairs
+
+
+def test_a_run_on_two_hosts_is_the_reference_and_each_wait_has_its_signal(tmp_path, network):
+    require_gpus(1)
+    of_run = {"variant": "low_latency", "backend": "cuda", "tokens": 32, "hidden": 1024, "experts": 64}
+    report = run(MoeRun(**of_run, ranks=RANKS, iterations=6, transport="fabric", link_nodes=2), tmp_path)
+    assert report.ok, report.errors
+    timeline = tracekern.load(tmp_path)
+    assert len({rank.node for rank in timeline.ranks}) == 2
+    assert not np.any(analyze_waits(timeline).kind == WaitKind.UNMATCHED)

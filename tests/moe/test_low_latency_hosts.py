@@ -28,7 +28,7 @@ from attack import (
     sites,
 )
 from kept_builds import log_of
-from toolchains import ROOT, compile_sm_90, program
+from toolchains import CSRC, compile_sm_90, program
 
 from tracekern.errors import NotBuilt
 from tracekern.fabric import library
@@ -179,7 +179,7 @@ def test_without_a_fault_the_same_run_is_right(options):
 
 @pytest.mark.compilers
 def test_kernels_compile_for_gpus_within_their_registers():
-    kernels = compile_sm_90(ROOT / "tests" / "cpp" / "far_low_latency.cu")[1]
+    kernels = compile_sm_90(CSRC / "moe" / "low_latency" / "far_kernels.cu")[1]
     told = log_of(kernels).read_text()
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", told)]
     assert len(registers) > 20

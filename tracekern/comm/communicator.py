@@ -91,7 +91,7 @@ class Communicator:
         reserved_bytes: Bytes at the start of the heap, those 4 KiB included, that kernels address by offsets of their
             own. `malloc_symmetric()` hands out what lies behind them.
         hosts: Of each rank the number of its host. Ranks of a host map each other's parts; proxies reach others over a
-            network, which kernels of your own cannot ask. None: all ranks are on one host. On the CPU backend.
+            network, which kernels of your own cannot ask. None: all ranks are on one host. GPUs: resident ranks alone.
 
     Raises:
         BadInput: The backend is unknown, or the devices cannot share memory or have none left.
@@ -135,12 +135,7 @@ class Communicator:
         self._failure: CommTimeout | CallBroken | DeviceLost | BadInput | None = None
         self._is_inherited = False
         self._on_reset: list[Callable[[], None]] = []
-        if backend == "cuda":
-            from tracekern.comm.devices.cuda import open_cuda
-
-            self.native, self.device = open_cuda(group, num_bytes, timeout_s)
-        else:
-            self._open_cpu(num_bytes, timeout_s, check_hosts(hosts, group.num_ranks))
+        owner = self._open(backend, num_bytes, timeout_s, check_hosts(hosts, group.num_ranks))
         self.device.fault_names = self._fault_names
         self._members, self._told = _members_of(group), dict[str, str]()
         if self._members:
@@ -151,7 +146,7 @@ class Communicator:
             tuple(self.native.heap_addresses),
             num_bytes,
             self.device.torch_device,
-            owner=self.native if backend == "cuda" else self._heap,
+            owner=owner,
         )
         self._symmetric = SymmetricAllocator(group, heap, max(reserved_bytes, _core.heap_control_bytes))
         self._barrier_events = _core.barrier_event_table()
@@ -167,6 +162,19 @@ class Communicator:
             "the communicator was made before this process was forked, and cannot be used here; make one after the fork"
         )
 
+    def _open(self, backend: str, num_bytes: int, timeout_s: float, hosts: Sequence[int] | None) -> Any:
+        """Opens the device, and the network if there is one. Returns the owner of the mapped heap."""
+        if backend == "cuda":
+            from tracekern.comm.devices.cuda import open_cuda
+
+            self.native, self.device = open_cuda(self.group, num_bytes, timeout_s, hosts)
+        else:
+            self._open_cpu(num_bytes, timeout_s, hosts)
+        owner = self.native if backend == "cuda" else self._heap
+        if hosts:
+            self.network = Network(self.group, self.native, owner, 2 * num_bytes, hosts, backend)
+        return owner
+
     def _open_cpu(self, num_bytes: int, timeout_s: float, hosts: Sequence[int] | None) -> None:
         from tracekern import _core
 
@@ -179,9 +187,6 @@ class Communicator:
             clock_seed=seed,
             clock_t0_ns=t0_ns,
         )
-        if hosts:
-            self.network = Network(self.group, self.native, self._heap, 2 * num_bytes, hosts)
-            self.native.reach_by(self.network.ring, self.network.far_heap)
         self.device = CpuDevice(self.native, self._heap, self.group.world_ranks, seed)
 
     def add_kernels(
@@ -553,7 +558,4 @@ def _check_making(
     if reserved_bytes not in range(int(num_bytes) + 1):
         raise BadInput(f"reserved_bytes is {shown(reserved_bytes)}; wanted 0 to num_bytes, which is {num_bytes}")
     check_choice("backend", backend, ("cpu", "cuda"))
-    host_of = check_hosts(hosts, num_ranks)
-    if host_of and backend == "cuda":
-        raise BadInput("hosts: ranks on GPUs reach those of one host only; take the CPU backend")
-    return {"backend": backend, "hosts": host_of}
+    return {"backend": backend, "hosts": check_hosts(hosts, num_ranks)}

@@ -23,13 +23,16 @@ class Network:
     Raises BadInput, the same on all ranks, where there is no such network.
     """
 
-    def __init__(self, group: Group, comm: Any, heap: Any, far_bytes: int, hosts: Sequence[int]) -> None:
+    def __init__(self, group: Group, comm: Any, heap: Any, far_bytes: int, hosts: Sequence[int], backend: str) -> None:
         """comm: the rank's native communicator, over `heap`. far_bytes: of what others write here, and what is staged.
-        hosts: of each rank the number of its host."""
+        hosts: of each rank the number of its host. backend: of the kernels."""
         problem = ""
         self._native: Any
+        self._on_gpu: Any = None
         try:
             self._native = _open(comm.args_address, far_bytes, (comm, heap))
+            if backend == "cuda":
+                self._on_gpu = _map_for_gpu(self._native)
         except (NotBuilt, RuntimeError, MemoryError) as error:
             problem = f"rank {group.world_rank}: network: {error or 'out of memory'}"
         group.refuse_together(problem)
@@ -37,6 +40,7 @@ class Network:
         for peer, address in enumerate(addresses):
             if hosts[peer] != hosts[group.rank]:
                 self._native.meet(peer, *address)
+        comm.reach_by(self.ring, self.far_heap)
         self._native.start()
         self._recorded_by: Callable[[], Any] = lambda: None
         weakref.finalize(self, self._native.leave)  # also where the process ends first: peers would take it for lost
@@ -44,7 +48,7 @@ class Network:
     @property
     def ring(self) -> int:
         """Address of the ring of commands that kernels fill."""
-        return int(self._native.ring)
+        return int((self._on_gpu or self._native).ring)
 
     @property
     def far_heap(self) -> int:
@@ -80,6 +84,8 @@ class Network:
         begun before all ranks have done it. inbox: of the native kernels that ranks of other hosts write to; None: the
         communicator's own words are set back, too."""
         self._native.reset(inbox)
+        if self._on_gpu:
+            self._on_gpu.reset()
 
 
 def check_hosts(hosts: Any, num_ranks: int) -> list[int] | None:
@@ -105,3 +111,9 @@ def _open(comm_args: int, far_bytes: int, owner: Any) -> Any:
             "take a newer one: python -m pip install mpich==5.0.2"
         )
     return made
+
+
+def _map_for_gpu(proxy: Any) -> Any:
+    from tracekern import _cuda
+
+    return _cuda.ProxyMemory(proxy.ring, proxy.far_heap, proxy.num_bytes, proxy)

@@ -7,6 +7,7 @@ namespace tracekern {
 void register_low_latency(pybind11::module_& extension) {
     auto family = family_module<LowLatency>(extension);
     bind_low_latency_buffer<PipelineBackendCuda, take_cuda_backend>(family);
+    bind_low_latency_buffer_on<PipelineBackendCuda, take_cuda_backend, FarArgs>(family, "FarBuffer");
 }
 
 }  // namespace tracekern

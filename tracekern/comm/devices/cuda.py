@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 from tracekern.comm.descriptors import exchange_descriptors
@@ -19,8 +20,10 @@ from tracekern.errors import BadInput
 _log = logging.getLogger("tracekern")
 
 
-def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, CudaDevice]:
-    """Returns the native communicator and the device. Collective.
+def open_cuda(
+    group: Group, num_bytes: int, timeout_s: float, hosts: Sequence[int] | None = None
+) -> tuple[Any, CudaDevice]:
+    """Returns the native communicator and the device. Collective. hosts: of each rank the number of its host.
 
     Raises BadInput, the same on all ranks, if GPUs cannot reach each other or have no room.
     """
@@ -34,6 +37,11 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
     import torch
 
     is_resident = isinstance(group, ResidentGroup)
+    if hosts and not is_resident:
+        raise BadInput(
+            "hosts: ranks on GPUs reach other hosts only as resident ranks of one GPU so far; let them see one alone "
+            "(CUDA_VISIBLE_DEVICES), or take the CPU backend"
+        )
     own_facts = dataclasses.replace(collect_facts(num_bytes), is_resident=is_resident)
     told = group.all_gather(dataclasses.asdict(own_facts), "the opening of GPUs")
     facts = [GpuFacts(**theirs) for theirs in told]
@@ -52,17 +60,17 @@ def open_cuda(group: Group, num_bytes: int, timeout_s: float) -> tuple[Any, Cuda
         now = collect_facts(num_bytes)
         problem = out_of_memory(group.world_rank, now) if full else f"rank {group.world_rank}: symmetric heap: {error}"
     group.refuse_together(problem)
-    group.refuse_together(_map_peers(group, native, by_descriptor))
+    group.refuse_together(_map_peers(group, native, by_descriptor, hosts))
     stream = torch.cuda.current_stream() if is_resident else None
     return native, CudaDevice(native, group.world_ranks, verdict.note, stream)
 
 
-def _map_peers(group: Group, native: Any, by_descriptor: bool) -> str:
-    """Maps the parts of all other ranks. Collective. Returns what went wrong."""
+def _map_peers(group: Group, native: Any, by_descriptor: bool, hosts: Sequence[int] | None) -> str:
+    """Maps the parts of all other ranks of the host. Collective. Returns what went wrong."""
     if isinstance(group, ResidentGroup):
         for peer, theirs in enumerate(group.share(native)):
             if peer != group.rank:
-                native.attach_peer(theirs)
+                native.attach_peer(theirs, is_mapped=not hosts or hosts[peer] == hosts[group.rank])
         return ""
     parts: dict[int, Any]
     if by_descriptor:

@@ -295,6 +295,8 @@ class Buffer(BufferBase):
     def _check_start(self, with_hook: Any, capture: Any, timeout_s: Any, on_timeout: Any) -> Limits:
         """Checks what both calls take. Returns the limits of the call."""
         check_flag("return_recv_hook", with_hook)
+        if self.comm.network and self.comm.device.streams.is_captured():
+            raise BadInput("a graph is being captured; calls between hosts cannot be part of one so far")
         return check_start(self._limits, capture, timeout_s, on_timeout)
 
     def _check_statistics(

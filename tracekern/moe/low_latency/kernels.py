@@ -64,8 +64,8 @@ class Kernels:
         self._family = native_family("low_latency", heap.comm.device.backend)
         places = {"first_byte": heap.first_byte, "first_stage": first_stage}
         self.native = self._make_native(layout, shape, {**places, **executor})
+        self._layout, self._shape, self._first_byte = layout, shape, heap.first_byte
         self._reset_network()
-        self._layout, self._shape = layout, shape
         self._described: tuple[bool, int] | None = None
         """use_fp8 and top-k of the calls that launches are described as."""
         self._launches = Launches(heap.comm, FACTS.event_table(), FACTS.roles, shape.num_sms, shape.num_warps)
@@ -77,8 +77,12 @@ class Kernels:
         self._reset_network()
 
     def _reset_network(self) -> None:
-        if network := self._comm.network:
-            network.reset(self.native.inbox())
+        network, group = self._comm.network, self._comm.group
+        if network is None:
+            return
+        places = {"rank": group.rank, "first_byte": self._first_byte, "far_heap": network.far_heap}
+        with self._comm.device.active():
+            network.reset(FACTS.inbox(**self._layout.native(group.num_ranks), **places))
 
     def launch(
         self,

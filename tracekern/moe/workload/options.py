@@ -177,9 +177,8 @@ class MoeRun:
             return
         if self.variant != "low_latency":
             raise UnsuitableShape(f"transport is fabric; variant {self.variant} has none, only low_latency")
-        if self.backend == "cuda" or self.slow_link is not None:
-            other = "backend cuda" if self.backend == "cuda" else f"slow-link {self.slow_link:g}"
-            raise BadInput(f"transport is fabric and {other}; ranks on the CPU have a network, and no slow link then")
+        if self.slow_link is not None:
+            raise BadInput(f"transport is fabric and slow-link {self.slow_link:g}; take one of them")
         if not 2 <= self.num_link_nodes <= self.ranks:
             raise BadInput(f"nodes is {self.num_link_nodes}; for a network wanted 2 to {self.ranks}, the ranks")
 
@@ -223,7 +222,7 @@ class MoeRun:
             self.backend == "cpu"
             or self.variant not in FAMILY_OF
             or self.slow_link is not None
-            or self.hosts is not None
+            or (self.hosts is not None and self.backend != "cuda")
         )
 
     @property

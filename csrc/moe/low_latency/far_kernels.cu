@@ -1,5 +1,5 @@
-// The low latency kernels that reach other hosts by proxies, for GPUs: for test_low_latency_hosts.py, which compiles
-// them.
+// The low latency kernels that reach ranks of other hosts by proxies. Beside kernels.cu, so that both are compiled at a
+// time.
 #include "moe/entry.h"
 #include "moe/low_latency/family.h"
 
