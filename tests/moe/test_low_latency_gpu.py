@@ -38,6 +38,14 @@ def test_nothing_is_wrong(function, ranks):
     assert_nothing_is_wrong(function, ranks)
 
 
+def test_shm_is_refused_in_one_line(monkeypatch, tmp_path, network):
+    require_gpus(1)
+    monkeypatch.setenv("TRACEKERN_NET", "shm")
+    of_run = {"variant": "low_latency", "backend": "cuda", "tokens": 8, "hidden": 256, "experts": 8}
+    report = run(MoeRun(**of_run, ranks=2, iterations=1, transport="fabric", link_nodes=2), tmp_path)
+    assert any("network: shm: both engines are in this process; use tcp" in error for error in report.errors)
+
+
 @pytest.mark.parametrize("function", ["hosts", "lost_host"])
 def test_nothing_is_wrong_between_hosts(network, function):
     require_gpus(1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tracekern.comm.ranks.group import Group
@@ -26,20 +27,17 @@ class Network:
     def __init__(self, group: Group, comm: Any, heap: Any, far_bytes: int, hosts: Sequence[int], backend: str) -> None:
         """comm: the rank's native communicator, over `heap`. far_bytes: of what others write here, and what is staged.
         hosts: of each rank the number of its host. backend: of the kernels."""
-        problem = ""
         self._native: Any
         self._on_gpu: Any = None
-        try:
+        with _refusing_together(group):
             self._native = _open(comm.args_address, far_bytes, (comm, heap))
             if backend == "cuda":
                 self._on_gpu = _map_for_gpu(self._native)
-        except (NotBuilt, RuntimeError, MemoryError) as error:
-            problem = f"rank {group.world_rank}: network: {error or 'out of memory'}"
-        group.refuse_together(problem)
         addresses = group.all_gather(self._native.address, "the addresses of proxies")
-        for peer, address in enumerate(addresses):
-            if hosts[peer] != hosts[group.rank]:
-                self._native.meet(peer, *address)
+        with _refusing_together(group):
+            for peer, address in enumerate(addresses):
+                if hosts[peer] != hosts[group.rank]:
+                    self._native.meet(peer, *address)
         comm.reach_by(self.ring, self.far_heap)
         self._native.start()
         self._recorded_by: Callable[[], Any] = lambda: None
@@ -96,6 +94,16 @@ def check_hosts(hosts: Any, num_ranks: int) -> list[int] | None:
     if not is_table or any(isinstance(host, bool) or not isinstance(host, int) for host in hosts):
         raise BadInput(f"hosts is {hosts!r}; wanted a number for each of {num_ranks} ranks")
     return list(hosts) if len(set(hosts)) > 1 else None
+
+
+@contextlib.contextmanager
+def _refusing_together(group: Group) -> Iterator[None]:
+    problem = ""
+    try:
+        yield
+    except (NotBuilt, RuntimeError, MemoryError) as error:
+        problem = f"rank {group.world_rank}: network: {error or 'out of memory'}"
+    group.refuse_together(problem)
 
 
 def _open(comm_args: int, far_bytes: int, owner: Any) -> Any:

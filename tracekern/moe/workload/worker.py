@@ -103,7 +103,7 @@ def _run_rank(options: MoeRun) -> RankReport:
     try:
         variant = _prepare(options, group, backend, is_host_driven)
     except BadInput as error:
-        raise _NoRoom(str(error)) if is_resident else error from None
+        raise _NoRoom(str(error)) if is_resident and not options.hosts else error from None
     directory = os.environ.get("TRACEKERN_MOE_CAPTURE", "")
     make_calls = Calls if is_host_driven else CallsBackToBack
     with _capture(options, directory, variant.comm) as capture:
