@@ -47,7 +47,7 @@ namespace tracekern {
 
 // All ranks arrive before any goes on; one warp a rank, epoch one larger each time. Release and acquire at system
 // scope. Two sets of flags in turns: a rank that is through may raise the next epoch's flag before a slow peer has seen
-// this one's, but not the one after, for which it needs that peer. What was put to a peer that a transport reaches may
+// this one's, but not the one after, for which it needs that peer. What was put to a peer over a network may
 // come after the barrier: it has flags of its own.
 template <class Context>
 TK_DEVICE bool rank_barrier(Context& context) {

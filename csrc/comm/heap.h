@@ -71,7 +71,7 @@ struct CommArgs {
     FaultRecord* fault;
     OnTimeout on_timeout;
     uint32_t first_stage;   // of the kernels that get this, in the communicator's count of all; for fault records
-    char* heap[kMaxRanks];  // each rank's heap as this rank sees it; nullptr: a transport reaches that rank
+    char* heap[kMaxRanks];  // each rank's heap as this rank sees it; nullptr: a network lies between
 
     // All ranks in turn, for i from 0. Each rank begins with itself, so that not all go for the same peer at once.
     TK_DEVICE uint32_t nth_peer(uint32_t i) const { return (rank + i) % num_ranks; }

@@ -1,8 +1,9 @@
-// How a kernel reaches another rank: its heap is mapped here, or a transport moves bytes there. Which of the two a rank
-// is may differ from rank to rank; the types that a kernel has to choose from are known when it is compiled.
+// How a kernel reaches another rank: its heap is mapped here, or a network lies between. Which of the two a rank is may
+// differ from rank to rank; the types that a kernel has to choose from are known when it is compiled.
 //
-//   MappedPeer              stores arrive as the kernel made them
-//   TransportPeer           is asked for writes, each with an immediate that tells of its own bytes and of nothing else
+//   MappedPeer   stores arrive as the kernel made them
+//   FarPeer      is asked for writes, each with an immediate that tells of its own bytes and of nothing else: see
+//                comm/proxy_peer.h
 //
 // with_peer(comm, rank, use) calls use(peer) with the right one. Places at a peer are offsets in its heap.
 #pragma once
@@ -13,7 +14,6 @@ namespace tracekern {
 
 class MappedPeer {
 public:
-    static constexpr bool kIsMapped = true;
     TK_DEVICE MappedPeer(const CommArgs& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
 
     template <class T>
@@ -26,18 +26,6 @@ private:
     const CommArgs& comm_;
     const uint32_t rank_;
 };
-
-// What kernels get where ranks of one node map each other's heaps, and a transport reaches the others.
-template <class Transport>
-struct RoutedArgs : CommArgs {
-    Transport* transport;
-
-    TK_DEVICE bool is_mapped(uint32_t peer) const { return heap[peer] != nullptr; }
-};
-
-// Of a CommandRing: see comm/proxy_peer.h.
-template <class Transport>
-class TransportPeer;
 
 // The control word of a peer that this rank writes.
 TK_DEVICE uint64_t* control_word(const MappedPeer& peer, ControlWord which, uint64_t epoch = 0) {
@@ -53,14 +41,6 @@ TK_DEVICE const uint64_t* own_word(const Comm& comm, ControlWord which, uint32_t
 template <class Use>
 TK_DEVICE void with_peer(const CommArgs& comm, uint32_t rank, Use use) {
     use(MappedPeer(comm, rank));
-}
-template <class Transport, class Use>
-TK_DEVICE void with_peer(const RoutedArgs<Transport>& comm, uint32_t rank, Use use) {
-    if (comm.is_mapped(rank)) {
-        use(MappedPeer(comm, rank));
-    } else {
-        use(TransportPeer<Transport>(comm, rank));
-    }
 }
 
 }  // namespace tracekern

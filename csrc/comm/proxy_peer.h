@@ -10,9 +10,8 @@
 namespace tracekern {
 
 // What kernels get where proxies reach the ranks of other hosts.
-template <>
-struct RoutedArgs<CommandRing> : CommArgs {
-    CommandRing* transport;
+struct FarArgs : CommArgs {
+    CommandRing* ring;
     // Memory of the host that this rank's proxy registered, laid out like the heap. Ranks of other hosts write here
     // what ranks of this host write there: bytes themselves, and words by the proxy.
     char* far_heap;
@@ -26,7 +25,6 @@ struct RoutedArgs<CommandRing> : CommArgs {
     }
     TK_DEVICE HeapControl* far_control() const { return reinterpret_cast<HeapControl*>(far_heap); }
 };
-using FarArgs = RoutedArgs<CommandRing>;
 template <class Comm>
 constexpr bool kIsFar = std::is_base_of_v<FarArgs, Comm>;
 
@@ -46,7 +44,7 @@ TK_DEVICE bool is_far(const Context& context, uint32_t rank) {
 template <auto kEvent, class Context, class... Fields>
 TK_DEVICE bool post(Context& context, const Command& command, Fields... fields) {
     Warp& warp = context.warp;
-    const CommandRing& ring = *context.comm.transport;
+    const CommandRing& ring = *context.comm.ring;
     perturb(warp);
     const uint64_t place = warp.once([&] { return claim_place(ring); });
     const bool is_full = warp.once([&] { return uint32_t{!has_room(ring, place)}; }) != 0;
@@ -65,7 +63,7 @@ TK_DEVICE bool post(Context& context, const Command& command, Fields... fields) 
 template <auto kEvent, class Context, class... Fields>
 TK_DEVICE bool wait_sent(Context& context, uint32_t tag, const uint64_t* num_posted, Fields... fields) {
     Warp& warp = context.warp;
-    const uint64_t* completed = &context.comm.transport->num_completed[tag];
+    const uint64_t* completed = &context.comm.ring->num_completed[tag];
     const uint64_t posted = warp.once([&] { return load_relaxed_system(num_posted); });
     const auto wanted = [&](uint64_t seen) {
         return seen >= posted || mutated(CommChannel::completed, Mutation::acknowledgement);
@@ -87,17 +85,15 @@ struct ProxyWord {
 
     // One lane's.
     TK_DEVICE void send(Warp& warp, const Command& command) const {
-        const CommandRing& ring = *comm.transport;
+        const CommandRing& ring = *comm.ring;
         const uint64_t place = claim_place(ring);
         if (wait_for_room(warp, comm, ring, place, kRankBarrierStage)) fill_place(ring, place, command);
     }
 };
 
-template <>
-class TransportPeer<CommandRing> {
+class FarPeer {
 public:
-    static constexpr bool kIsMapped = false;
-    TK_DEVICE TransportPeer(const FarArgs& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
+    TK_DEVICE FarPeer(const FarArgs& comm, uint32_t rank) : comm_(comm), rank_(rank) {}
 
     TK_DEVICE ProxyWord word(ControlWord which) const { return {comm_, rank_, which}; }
 
@@ -106,12 +102,21 @@ private:
     const uint32_t rank_;
 };
 
-TK_DEVICE ProxyWord control_word(const TransportPeer<CommandRing>& peer, ControlWord which, uint64_t = 0) {
+TK_DEVICE ProxyWord control_word(const FarPeer& peer, ControlWord which, uint64_t = 0) {
     return peer.word(which);
 }
 
+template <class Use>
+TK_DEVICE void with_peer(const FarArgs& comm, uint32_t rank, Use use) {
+    if (comm.is_mapped(rank)) {
+        use(MappedPeer(comm, rank));
+    } else {
+        use(FarPeer(comm, rank));
+    }
+}
+
 // The proxy tells them: it sees this rank's fault.
-TK_DEVICE void tell_abort(const TransportPeer<CommandRing>&, uint64_t) {}
+TK_DEVICE void tell_abort(const FarPeer&, uint64_t) {}
 
 template <auto kChannel>
 TK_DEVICE void signal(Warp& warp, const ProxyWord& flag, uint64_t epoch, uint32_t value) {

@@ -49,6 +49,12 @@ inline void count_completed(const CommandRing& ring, uint32_t tag) {
     store_release_system(&ring.num_completed[tag], ring.num_completed[tag] + 1);
 }
 
+// What a peer tells of something that only grows, in whatever order it comes.
+template <auto kChannel>
+uint32_t keep_largest(uint32_t had, uint32_t came) {
+    return came > had || mutated(kChannel, Mutation::maximum) ? came : had;
+}
+
 // Raises a flag that is not ahead already. Released: who waits for it reads what came before.
 template <auto kChannel>
 void raise_flag(uint64_t* flag, uint64_t value) {

@@ -360,18 +360,19 @@ void bind_watchers(py::class_<Engine, EngineHolder>& engine) {
         .def("unwatch", &Engine::unwatch, Unlocked());
 }
 
+ProxyHolder make_proxy(const std::string& library,
+                       const std::string& provider,
+                       const std::string& source,
+                       uint64_t comm_args,
+                       uint64_t far_bytes,
+                       const py::object&) {
+    const py::gil_scoped_release release;
+    const auto& comm = *reinterpret_cast<const CommArgs*>(comm_args);
+    return ProxyHolder(new RankProxy(
+        std::make_shared<FabricLibrary>(library), Net{provider, source, "", 0}, comm, RankProxyOptions{far_bytes}));
+}
+
 void bind_proxy(py::module_& module) {
-    const auto make = [](const std::string& library,
-                         const std::string& provider,
-                         const std::string& source,
-                         uint64_t comm_args,
-                         uint64_t far_bytes,
-                         const py::object&) {
-        const py::gil_scoped_release release;
-        const auto& comm = *reinterpret_cast<const CommArgs*>(comm_args);
-        return ProxyHolder(new RankProxy(
-            std::make_shared<FabricLibrary>(library), Net{provider, source, "", 0}, comm, RankProxyOptions{far_bytes}));
-    };
     const auto meet =
         [](RankProxy& proxy, uint32_t rank, const py::bytes& domain, uint64_t key, uint64_t base, uint64_t number) {
             proxy.proxy().meet(rank, {{domain}, key, base, number});
@@ -381,7 +382,7 @@ void bind_proxy(py::module_& module) {
     };
     py::class_<RankProxy, ProxyHolder>(module, "RankProxy")
         // owner: of comm_args and of the heaps that they name.
-        .def(py::init(make),
+        .def(py::init(&make_proxy),
              py::keep_alive<1, 7>(),
              py::arg("library"),
              py::arg("provider"),

@@ -34,7 +34,7 @@ public:
 
     RankKernels(const RankKernels&) = delete;
 
-    // For the tensors of the next call, and what a transport adds to the communicator's arguments.
+    // For the tensors of the next call, and what a network adds to the communicator's arguments.
     Args& args() { return args_; }
 
 protected:

@@ -83,7 +83,7 @@ struct LowLatencyOn {
         }
         Args args{};
         if constexpr (kIsFar<Comm>) {
-            args.comm.transport = config.commands;
+            args.comm.ring = config.commands;
             args.comm.far_heap = config.far_heap;
         }
         args.shape = config.shape;

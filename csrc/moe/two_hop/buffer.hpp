@@ -20,7 +20,7 @@ struct RecvCounts {
     std::vector<uint32_t> num_recv_tokens_per_expert;
 };
 
-// Family: TwoHop, or TwoHopOn with a transport.
+// Family: TwoHop, or TwoHopOn<FarArgs>.
 template <class OwnBackend, class Family = TwoHop>
 class TwoHopBuffer : public RankKernels<Family, OwnBackend> {
     using Base = RankKernels<Family, OwnBackend>;

@@ -122,7 +122,7 @@ struct TwoHopOn {
             if (config.shape.max_tokens > kMaxImmediateNumber) {
                 throw std::invalid_argument("tokens: between hosts wanted fewer than 2^16");
             }
-            args.comm.transport = config.commands;
+            args.comm.ring = config.commands;
             args.comm.far_heap = config.far_heap;
         }
         args.shape = config.shape;

@@ -38,7 +38,7 @@ public:
                 return true;
             case PutKind::head: {
                 Ring& ring = ring_of(node, channel, epoch);
-                if (imm.n > ring.head || mutated(TwoHopChannel::head, Mutation::maximum)) ring.head = imm.n;
+                ring.head = keep_largest<TwoHopChannel::head>(ring.head, imm.n);
                 pass_head(node, channel, ring);
                 return true;
             }

@@ -281,11 +281,7 @@ struct TwoHopArgs {
     // What the rank of this place in a node writes here.
     template <class T>
     TK_DEVICE T* from_node(uint32_t node, uint64_t offset) const {
-        if constexpr (kIsFar<Comm>) {
-            return comm.template written_by<T>(rank_in(node), comm.rank, offset);
-        } else {
-            return own<T>(offset);
-        }
+        return comm.template written_by<T>(rank_in(node), comm.rank, offset);
     }
     // Whence it is sent there.
     template <class T>
