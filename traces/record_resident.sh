@@ -1,9 +1,9 @@
 #!/bin/sh
-# Records traces/h200_resident, h200_low_latency, h200_two_hop and h200_groups, or what the GPU is: eight ranks resident
-# on one GPU, one of which is late in each call, with the machine and the date beside it. Run behind
-# `make gpu-check`, which builds.
+# Records traces/h200_resident, h200_low_latency, h200_two_hop and h200_groups, or what the GPU is, and traces/two_hosts:
+# eight ranks resident on one GPU, of which one, or its proxy, is late in each call, with the machine and the date
+# beside it. Run behind `make gpu-check`, which builds.
 #
-#   traces/record_resident.sh [resident] [low_latency] [two_hop] [groups]     all of them where none is named
+#   traces/record_resident.sh [resident] [low_latency] [two_hop] [groups] [two_hosts]     all where none is named
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -56,4 +56,13 @@ groups() {
     describe "$directory" "python $program -o $directory" "$late"
 }
 
-for which in ${*:-resident low_latency two_hop groups}; do $which; done
+two_hosts() {
+    directory=traces/two_hosts
+    rm -rf "$directory"
+    command="run moe --variant low_latency --transport fabric --nodes 2 --ranks 8 --tokens 8 --hidden 2048 --experts 32 \
+--topk 4 --iterations 20 --detail peers --late-proxy 5 --late-us 2000 --backend cuda -o $directory"
+    $python -m tracekern $command
+    describe "$directory" "tracekern $command" "ranks 4 to 7 are another host; the proxy of rank 5 pauses for 2 ms before each turn"
+}
+
+for which in ${*:-resident low_latency two_hop groups two_hosts}; do $which; done
