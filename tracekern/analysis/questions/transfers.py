@@ -50,7 +50,8 @@ class Writes(Table):
     """Index into `TransferWaits.domains`."""
     released: Mask
     late_ns: Float64
-    """How long after the wait began its transfer was submitted; ..."""
+    """How long after the wait began its transfer was submitted; nan for a kernel's put, which may have had to wait
+    itself: analysis/why says for whom. ..."""
     not_taken_ns: Float64
     queued_ns: Float64
     under_way_ns: Float64
@@ -111,6 +112,7 @@ class _Held(Table):
     released: Mask
     """Whether it came last of those that the wait was for."""
     is_sure: Mask
+    by_kernel: Mask
     submitted: Int64
     taken: Int64
     posted: Int64
@@ -168,7 +170,7 @@ def _writes_waited_for(timeline: Timeline, held: _Held, domain: Int64) -> Writes
         rank=ranks[spans.track[held.wait]],
         domain=domain,
         released=held.released,
-        late_ns=np.maximum(held.submitted - begin, 0).astype(float),
+        late_ns=np.where(held.by_kernel, np.nan, np.maximum(held.submitted - begin, 0)),
         not_taken_ns=np.maximum(held.taken - held.submitted, 0).astype(float),
         queued_ns=np.maximum(held.posted - held.taken, 0).astype(float),
         under_way_ns=np.maximum(held.came - held.posted, 0).astype(float),
@@ -191,6 +193,7 @@ def _held_immediates(timeline: Timeline) -> tuple[_Held, int]:
         transfer=transfer[arrival],
         released=np.arange(len(arrival)) < len(waits),
         is_sure=arrivals.is_sure[arrival],
+        by_kernel=np.zeros(len(arrival), bool),
         submitted=submitted[arrival],
         taken=submitted[arrival],
         posted=posted[arrival],
@@ -233,6 +236,7 @@ def _held_puts(timeline: Timeline) -> _Held:
         transfer=none,
         released=is_last,
         is_sure=none < 0,
+        by_kernel=none < 0,
         submitted=np.minimum(spans.start[signal], taken),
         taken=taken,
         posted=posted,
