@@ -253,12 +253,13 @@ private:
             write.src[0] = {memory_.begin + command.src, command.bytes};
             write.local = registered_.local;
         }
+        const uint64_t at = trace_.now();
         const int64_t result = domain_.post_write(write, operation);
         if (result == -FI_EAGAIN) return false;
         if (result != 0)
             throw std::runtime_error("proxy of rank " + std::to_string(comm_.rank) + ": write to rank " +
                                      std::to_string(rank) + ": " + std::to_string(result));
-        trace_.post(asked.put);
+        trace_.post(asked.put, at);
         operation->put = asked.put;
         free_.pop_back();
         ++peer.under_way;

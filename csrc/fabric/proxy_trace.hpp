@@ -68,9 +68,12 @@ public:
         put.command = puts_->begin<TransferEvent::command>(now, command.peer, ahead);
         return put;
     }
-    void post(const Put& put) {
-        if (is_of_this(put)) puts_->end(put.command, HostTrack::now());
+    // It was posted then.
+    void post(const Put& put, uint64_t at) {
+        if (is_of_this(put)) puts_->end(put.command, at);
     }
+    // 0 where nothing is recorded.
+    uint64_t now() const { return puts_ ? HostTrack::now() : 0; }
     void complete(const Put& put) {
         if (is_of_this(put)) puts_->end(put.whole, HostTrack::now());
     }

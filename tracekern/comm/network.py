@@ -10,6 +10,7 @@ from typing import Any
 
 from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput, NotBuilt
+from tracekern.host_clock import anchor
 
 _NET = "TRACEKERN_NET"
 """The variable that names the interface of proxies, PROVIDER or PROVIDER:SOURCE."""
@@ -73,6 +74,7 @@ class Network:
         from tracekern.fabric.library import native
 
         self._recorded_by = weakref.ref(capture)
+        native().anchor_host_time(anchor().ns)
         events, stop = native().describe_events(), self._native.stop_trace
         if tracks := capture.host_tracks("proxy", events, native().proxy_tracks, _RECORDS, stop):
             self._native.start_trace(tracks)
