@@ -80,7 +80,8 @@ public:
     // Of one command.
     uint64_t max_bytes() const { return domain_.max_write_bytes(); }
     // The state before the first turn, as kernels know it: what is under way of before is dropped where it arrives.
-    // inbox, completed: what immediates mean from now on. Without them also the communicator begins anew: its own words.
+    // inbox, completed: what immediates mean from now on. Without them also the communicator begins anew: its own
+    // words.
     void reset(Inbox inbox = {}, Completed completed = {}) {
         const bool is_of_communicator = !inbox;
         if (is_of_communicator) lower_words(control());
