@@ -60,7 +60,7 @@ two_hosts() {
     directory=traces/two_hosts
     rm -rf "$directory"
     command="run moe --variant low_latency --transport fabric --nodes 2 --ranks 8 --tokens 8 --hidden 2048 --experts 32 \
---topk 4 --iterations 20 --detail peers --late-proxy 5 --late-us 2000 --backend cuda -o $directory"
+--topk 4 --iterations 20 --late-proxy 5 --late-us 2000 --backend cuda -o $directory"
     $python -m tracekern $command
     describe "$directory" "tracekern $command" "ranks 4 to 7 are another host; the proxy of rank 5 pauses for 2 ms before each turn"
 }
