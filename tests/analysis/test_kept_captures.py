@@ -23,8 +23,9 @@ def test_the_table_has_every_capture():
 @pytest.mark.parametrize("name", ROWS)
 def test_a_kept_capture_is_reported_as_the_table_says(name: str):
     planted, named, cost, why_nobody = ROWS[name]
-    late = re.search(r"--late-rank\s+(\d+)\s+--late-us\s+(\d+)", (TRACES / name / "README.md").read_text())
-    assert planted == (f"rank {late[1]}, {late[2]} us" if late else "nothing")
+    late = re.search(r"--late-(rank|proxy)\s+(\d+)\s+--late-us\s+(\d+)", (TRACES / name / "README.md").read_text())
+    whose = "proxy of " if late and late[1] == "proxy" else ""
+    assert planted == (f"{whose}rank {late[2]}, {late[3]} us" if late else "nothing")
     lines = {line.word: line.text for line in headlines(analyze(load(TRACES / name)))}
     verdict, said = lines["verdict"], f"{lines['verdict']} {lines.get('why', '')}"
     assert (named == "nobody") == verdict.startswith(("No cause is named", "One rank")) == bool(why_nobody)

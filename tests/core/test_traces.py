@@ -38,7 +38,9 @@ def test_a_kept_capture_gives_its_kept_trace(directory):
     assert_no_loss(processor)
     settings = timeline.ranks[0].metadata["settings"]
     of_calls = _OF_VARIANT.get(settings.get("variant"), _OF_TOKENS)
-    if nodes := settings.get("nodes"):
+    if settings.get("transport") == "fabric":
+        of_calls += ("put_message", "command", "put_row", "wait_sent")
+    elif nodes := settings.get("nodes"):
         of_calls += _OF_VARIANT["two_hop, several nodes" if nodes > 1 else "two_hop, one node"]
     if "provider" in settings:
         of_calls = _OF_TRANSFERS

@@ -243,6 +243,17 @@ def test_transfers_of_kept_captures_accuse_whom_chance_does_not_explain(name: st
     assert verdict.startswith(said)
 
 
+def test_a_late_proxy_is_named_with_what_it_took_longer():
+    findings = analyze(load(TRACES / "two_hosts"))
+    assert findings.transfer_blames is not None
+    first, *others = findings.transfer_blames.named
+    assert (first.cause, first.rank) == (TransferCause.NOT_TAKEN, 5)
+    assert first.excess_ns == pytest.approx(2e6, rel=0.05), "it pauses for 2 ms before each turn"
+    assert {(blame.cause, blame.peer) for blame in others} == {(TransferCause.UNDER_WAY, 5)}, "it also receives late"
+    said = {line.word: line.text for line in headlines(findings)}
+    assert "most beyond its peers: the proxy of rank 5 took commands late" in said["transfers"]
+
+
 def test_too_few_waits_accuse_nobody():
     waits = divide_transfer_waits(load(TRACES / "fabric_late_rank"))
     assert waits is not None

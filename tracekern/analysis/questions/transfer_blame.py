@@ -109,7 +109,7 @@ def _stand_out(table: Float64, name: str, doubt_ns: float) -> dict[int, tuple[fl
 
 def _pieces(waits: TransferWaits) -> Int64:
     """[num_waits] the piece that each is of."""
-    order = np.lexsort((waits.row, waits.rank))
+    order = np.lexsort((waits.end, waits.rank))
     first = np.searchsorted(waits.rank[order], waits.rank)
     ordinal = np.empty(len(waits), np.int64)
     ordinal[order] = np.arange(len(waits))

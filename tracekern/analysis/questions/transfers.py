@@ -80,6 +80,8 @@ class TransferWaits(Table):
     """Its span."""
     transfer: Int64
     """Its transfer's span; -1 where that is not on record."""
+    end: Int64
+    """When it ended."""
     wait_ns: Int64
     late_ns: Int64
     not_taken_ns: Int64
@@ -144,6 +146,7 @@ def divide_transfer_waits(timeline: Timeline) -> TransferWaits | None:
         domain=domain[held.released],
         write=last.write,
         transfer=last.transfer,
+        end=end,
         wait_ns=end - begin,
         late_ns=parts[0],
         not_taken_ns=parts[1],
