@@ -1,6 +1,6 @@
 """Across hosts: what a proxy takes for a put, against libfabric alone, and whole low latency calls over a network.
 
-    python benchmarks/nodes.py [--pairs 7] [--providers tcp shm] [--tokens 1 8 32 128]
+    python benchmarks/nodes.py [--pairs 7] [--providers tcp shm] [--rehearse efa] [--tokens 1 8 32 128]
 
 Two processes, each pinned to a core of its own. fabric_raw.cpp posts writes with immediates and polls, in one thread;
 fabric_proxy.cpp asks for the same in a ring of commands, in the thread that then runs the proxy. Both ask for
@@ -8,8 +8,9 @@ FI_DELIVERY_COMPLETE and keep as many writes under way. They take turns; a ratio
 what stands in the table is the median of these, with the smallest and the largest.
 
 A whole call is one of `tracekern run moe --transport fabric` on two ranks of this host, recorded and not, in turns;
-beside it what its bytes take over the same network at the rate that the raw writes had. EFA and verbs are not here:
-`TRACEKERN_NET=efa python benchmarks/nodes.py --providers efa` is to be run where they are.
+beside it what its bytes take over the same network at the rate that the raw writes had. --rehearse efa adds puts over a
+tcp with EFA's rules (tests/cpp/efa_rules.cpp). EFA and verbs are not here: their rows say what is to be run where they
+are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from fabric import Case, compile_program, find_networks, run
+from fabric import REHEARSED, Case, compile_program, find_networks, run
 from harness import Table, about_network, write_results
 
 MESSAGE_BYTES = 8192
@@ -37,6 +38,7 @@ CASES = (
     Case("8 bytes", "small", 8, 128 * 1024, 64, 1.30),
 )
 ROW_BYTES = 2 * 7168
+NOT_HERE = ("efa", "verbs;ofi_rxm")
 EXPERTS, TOPK, CALLS = 8, 4, 5
 LIMIT_S = 300
 
@@ -45,13 +47,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--providers", nargs="+", default=["tcp", "shm"])
+    parser.add_argument("--rehearse", nargs="+", default=[], choices=REHEARSED)
     parser.add_argument("--tokens", nargs="*", type=int, default=[1, 8, 32, 128])
     options = parser.parse_args()
     from tracekern.errors import NotBuilt
     from tracekern.fabric.library import native
 
     try:
-        networks = find_networks(options.providers, [])
+        networks = find_networks(options.providers, options.rehearse)
     except NotBuilt as error:
         print(f"nodes: {error}", file=sys.stderr)
         return 2
@@ -59,11 +62,12 @@ def main() -> int:
         programs = {name: compile_program(Path(folder), name) for name in ("raw", "proxy")}
         puts = [measure_puts(programs, network, case, options.pairs) for network in networks for case in CASES]
     print_puts(puts)
-    rates = {row["provider"]: row["raw_us"] for row in puts if row["bytes"] == MESSAGE_BYTES}
+    rates = {row["provider"]: row["raw_us"] for row in puts if row["bytes"] == MESSAGE_BYTES and row["status"] == "run"}
     calls = [measure_calls(name, tokens, rates[name]) for name in options.providers for tokens in options.tokens]
     print_calls(calls)
     about = {"libfabric": native().library_version(networks[0].real_library), "pairs": options.pairs}
-    write_results("nodes", {**about, "puts": puts, "calls": calls})
+    missing = [about_network(name, "not run") for name in NOT_HERE if name not in options.providers]
+    write_results("nodes", {**about, "puts": puts + missing, "calls": calls})
     return 0
 
 
@@ -137,6 +141,9 @@ def print_puts(rows: list[dict[str, Any]]) -> None:
             f"{1e6 / row['proxy_us']:,.0f}",
         )
     table.print()
+    for name in NOT_HERE:
+        if name not in {row["provider"] for row in rows if row["status"] == "run"}:
+            print(f"{name}: not run; TRACEKERN_NET='{name}' python benchmarks/nodes.py --providers '{name}'")
 
 
 def print_calls(rows: list[dict[str, Any]]) -> None:
