@@ -28,12 +28,16 @@
     EVENT(put_count,    sync, completion, "", "peer:10 local_expert:8 tokens:16 epoch_bits:3 bytes:18", "")                 \
     EVENT(put_row,      sync, completion, "", "peer:10 local_expert:8 token:16 epoch_bits:3 bytes:18",  "")                 \
     EVENT(put_results,  sync, completion, "", "peer:10 local_expert:8 tokens:16 epoch_bits:3 bytes:18", "")                 \
+    EVENT(put_chunk,    sync, completion, "", "peer:10 channel:8 tail:16 epoch_bits:3 bytes:18",   "")                 \
+    EVENT(put_head,     sync, completion, "", "peer:10 channel:8 head:16 epoch_bits:3 bytes:18",   "")                 \
     EVENT(command,      sync, completion, "", "peer:10 ahead:45",                                "")                   \
     EVENT(word_came,    sync, completion, "", "peer:10 which:8 n:16 epoch_bits:3",                    "")                   \
     EVENT(credit_came,  sync, completion, "", "peer:10 is_last:8 writes:16 epoch_bits:3",             "")                   \
     EVENT(message_came, sync, completion, "", "peer:10 local_expert:8 slot:16 epoch_bits:3",          "")                   \
     EVENT(count_came,   sync, completion, "", "peer:10 local_expert:8 tokens:16 epoch_bits:3",        "")                   \
     EVENT(row_came,     sync, completion, "", "peer:10 local_expert:8 token:16 epoch_bits:3",         "")                   \
+    EVENT(chunk_came,   sync, completion, "", "peer:10 channel:8 tail:16 epoch_bits:3",          "")                   \
+    EVENT(head_came,    sync, completion, "", "peer:10 channel:8 head:16 epoch_bits:3",          "")                   \
     EVENT(results_came, sync, completion, "", "peer:10 local_expert:8 tokens:16 epoch_bits:3",        "")
 // clang-format on
 TK_DEFINE_EVENTS(TransferEvent, TK_TRANSFER_EVENTS)

@@ -28,6 +28,10 @@ class ProxyTrace {
                 return record.template operator()<Event::put_row, Event::row_came>();
             case PutKind::results:
                 return record.template operator()<Event::put_results, Event::results_came>();
+            case PutKind::chunk:
+                return record.template operator()<Event::put_chunk, Event::chunk_came>();
+            case PutKind::head:
+                return record.template operator()<Event::put_head, Event::head_came>();
             default:
                 return record.template operator()<Event::put_word, Event::word_came>();
         }
