@@ -405,6 +405,7 @@ void bind_proxy(py::module_& module) {
                                [](const RankProxy& proxy) { return reinterpret_cast<uint64_t>(proxy.far_heap()); })
         .def_property_readonly("error", &RankProxy::error)
         .def("meet", meet)
+        .def("knows_peers", &RankProxy::knows_peers, Unlocked())
         .def("start", &RankProxy::start)
         .def("leave", &RankProxy::leave, Unlocked())
         .def("start_trace", start_trace, Unlocked())

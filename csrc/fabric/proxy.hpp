@@ -105,7 +105,7 @@ public:
         for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
             Peer& peer = peers_[rank];
             if (!peer.is_met || peer.has_left || peer.is_lost || peer.was_told) continue;
-            if (!post_credit(rank, 0, true)) return false;
+            if (!post_credit(rank, 0, kFarewell)) return false;
             peer.was_told = true;
         }
         return true;
@@ -128,6 +128,24 @@ public:
         if (ranks_.size() <= peer.at) ranks_.resize(peer.at + 1, kNobody);
         ranks_[peer.at] = rank;
     }
+
+    // Tells all peers which rank this is; false: again in a later turn.
+    bool say_hello() {
+        for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+            Peer& peer = peers_[rank];
+            if (!peer.is_met || peer.was_greeted) continue;
+            if (!post_credit(rank, comm_.rank, kHello)) return false;
+            peer.was_greeted = true;
+        }
+        return true;
+    }
+    // Whether all peers have said hello.
+    bool knows_all() const {
+        return std::all_of(
+            peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.is_met || peer.is_known; });
+    }
+    // Whether one of them was not who the provider said.
+    bool is_mistaken() const { return is_mistaken_; }
 
     // Between turns. The region has the tracks of ProxyTrack.
     void start_trace(const LaunchDescriptor& launch) {
@@ -155,6 +173,8 @@ private:
     static constexpr auto kSetupLimit = std::chrono::seconds(10);
     static constexpr uint32_t kMostCommandsATurn = 64;
     static constexpr uint32_t kNobody = ~0u;
+    // `which` of a credit: the last of a source, and its first, of which n is its rank.
+    static constexpr uint32_t kFarewell = 1, kHello = 2;
 
     struct Asked {
         Command command;
@@ -178,6 +198,8 @@ private:
         uint32_t under_way = 0;             // writes that are not completed
         bool has_left = false;              // as it said
         bool was_told = false;              // that this rank leaves
+        bool was_greeted = false;           // by this rank
+        bool is_known = false;              // its hello came
         bool is_lost = false;               // a credit did not reach it
         uint64_t latest[kNumControlWords];  // epochs
     };
@@ -222,9 +244,9 @@ private:
         peer.applied = 0;
         return true;
     }
-    bool post_credit(uint32_t rank, uint32_t n, bool is_last = false) {
+    bool post_credit(uint32_t rank, uint32_t n, uint32_t which = 0) {
         Command command{};
-        command.imm = pack_immediate({.kind = PutKind::credit, .which = is_last, .n = n});
+        command.imm = pack_immediate({.kind = PutKind::credit, .which = which, .n = n});
         command.peer = static_cast<uint16_t>(rank);
         return !free_.empty() && post_write(rank, {command, trace_.take(command, 0)}, true);
     }
@@ -289,6 +311,11 @@ private:
         if (rank == kNobody || imm.generation != generation_) return;  // a stranger's, or of before a reset
         Peer& peer = peers_[rank];
         trace_.arrive(rank, imm);
+        if (imm.kind == PutKind::credit && imm.which == kHello) {
+            peer.is_known = true;
+            is_mistaken_ |= imm.n != rank;
+            return;
+        }
         if (imm.kind == PutKind::credit) {
             if (imm.n > window_ - peer.room) return give_up(rank);
             peer.room += imm.n;
@@ -365,6 +392,7 @@ private:
     std::chrono::steady_clock::time_point next_beat_{};
     uint64_t num_taken_ = 0;
     bool has_told_abort_ = false;
+    bool is_mistaken_ = false;
 };
 
 }  // namespace tracekern

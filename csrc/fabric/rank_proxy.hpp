@@ -66,6 +66,15 @@ public:
     CommandRing& ring() { return ring_; }
     Proxy& proxy() { return *proxy_; }
 
+    // Whether immediates come from whom the provider says. Collective, when all have met and before start().
+    bool knows_peers() {
+        const auto until = std::chrono::steady_clock::now() + kMeetingLimit;
+        while (!proxy_->say_hello() || !proxy_->knows_all()) {
+            if (proxy_->is_mistaken() || std::chrono::steady_clock::now() > until) return false;
+            proxy_->turn();
+        }
+        return !proxy_->is_mistaken();
+    }
     void start() {
         thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
     }
@@ -156,6 +165,7 @@ private:
 
     // After some 30 ms without anything to do a thread leaves its core to others.
     static constexpr uint32_t kSpinsUntilIdle = 1024;
+    static constexpr auto kMeetingLimit = std::chrono::seconds(10);
     static constexpr auto kIdleSleep = std::chrono::microseconds(500);
 
     const Process process_;

@@ -39,6 +39,9 @@ class Network:
             for peer, address in enumerate(addresses):
                 if hosts[peer] != hosts[group.rank]:
                     self._native.meet(peer, *address)
+        with _refusing_together(group):
+            if not self._native.knows_peers():
+                raise RuntimeError(_why_unknown())
         comm.reach_by(self.ring, self.far_heap)
         self._native.start()
         self._recorded_by: Callable[[], Any] = lambda: None
@@ -111,16 +114,26 @@ def _refusing_together(group: Group) -> Iterator[None]:
 def _open(comm_args: int, far_bytes: int, owner: Any) -> Any:
     from tracekern.fabric.library import native, require_library
 
-    provider, _, source = os.environ.get(_NET, _DEFAULT).partition(":")
-    library = require_library()
-    made = native().RankProxy(library, provider, source, comm_args, far_bytes, owner)
+    provider, source = _provider_and_source()
+    made = native().RankProxy(require_library(), provider, source, comm_args, far_bytes, owner)
     if not made.tells_sources:
-        version = native().library_version(library)
-        raise RuntimeError(
-            f"provider {provider} of libfabric {version} does not tell who a write is from; "
-            "take a newer one: python -m pip install mpich==5.0.2"
-        )
+        raise RuntimeError(_why_unknown())
     return made
+
+
+def _provider_and_source() -> tuple[str, str]:
+    provider, _, source = os.environ.get(_NET, _DEFAULT).partition(":")
+    return provider, source
+
+
+def _why_unknown() -> str:
+    """Why a peer is not who it says."""
+    from tracekern.fabric.library import native, require_library
+
+    return (
+        f"provider {_provider_and_source()[0]} of libfabric {native().library_version(require_library())} does not "
+        "tell who a write is from; take a newer one: python -m pip install mpich==5.0.2"
+    )
 
 
 def _map_for_gpu(proxy: Any) -> Any:

@@ -158,7 +158,7 @@ def _doubt_ns(timeline: Timeline) -> Int64:
     """[largest rank + 1] by how much times of a rank's host and of its kernels may contradict each other."""
     doubt = np.zeros(max((rank.rank for rank in timeline.ranks), default=0) + 1, np.int64)
     for rank in timeline.ranks:
-        hard_ns = rank.clock.host_hard_ns if rank.clock else 0.0
+        hard_ns = rank.clock.host_hard_ns + rank.clock.hard_ns if rank.clock else 0.0
         doubt[rank.rank] = _TICK_NS + int(min(np.nan_to_num(hard_ns, nan=_SECOND), _SECOND))
     return doubt
 
