@@ -9,7 +9,7 @@
 
 namespace tracekern {
 
-// The tracks of a proxy, both written by whoever does its turns.
+// The tracks of a proxy. The thread that does its turns writes both.
 enum class ProxyTrack : uint32_t { puts, arrivals };
 inline constexpr const char* kProxyTrackNames[] = {"proxy puts", "proxy arrivals"};
 

@@ -57,7 +57,8 @@ class Writes(Table):
     under_way_ns: Float64
     """... how long it lay in a ring, was queued, and was under way, even if nobody waited then; ..."""
     noticed_ns: Float64
-    """... how long it was there before the wait ended; nan unless the wait was for it when it arrived."""
+    """... how long it was there before the wait ended; nan unless the wait was for it when it arrived, and for warps
+    that a CPU simulates: when they look says nothing of a GPU."""
 
     def of(self, cause: TransferCause) -> Float64:
         """[n] ns of a cause."""
@@ -165,6 +166,7 @@ def _writes_waited_for(timeline: Timeline, held: _Held, domain: Int64) -> Writes
     spans, ranks = timeline.spans, timeline.track_ranks().astype(np.int64)
     begin, end = spans.start[held.wait], spans.end[held.wait]
     noticed = held.released & (held.came > begin)  # else it was there before, and nothing was to be noticed
+    noticed &= ~(held.by_kernel & _simulated(timeline)[ranks[spans.track[held.wait]]])
     row_of = np.zeros(len(spans), np.int64)
     row_of[held.wait[held.released]] = np.arange(int(held.released.sum()))
     return Writes(
@@ -179,6 +181,13 @@ def _writes_waited_for(timeline: Timeline, held: _Held, domain: Int64) -> Writes
         under_way_ns=np.maximum(held.came - held.posted, 0).astype(float),
         noticed_ns=np.where(noticed, np.maximum(end - held.came, 0), np.nan),
     )
+
+
+def _simulated(timeline: Timeline) -> Mask:
+    """[largest rank + 1] whether a rank's kernels ran on the CPU."""
+    of_rank = np.zeros(max(rank.rank for rank in timeline.ranks) + 1, bool)
+    of_rank[[rank.rank for rank in timeline.ranks if rank.backend == "cpu"]] = True
+    return of_rank
 
 
 def _held_immediates(timeline: Timeline) -> tuple[_Held, int]:
