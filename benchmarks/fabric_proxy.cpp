@@ -1,5 +1,7 @@
 // benchmarks/nodes.py: the same writes as fabric_raw.cpp, asked for in a ring of commands and written by a proxy
 // (csrc/fabric/proxy.hpp). One thread a process fills places of the ring and runs the proxy's turns.
+#include <cstring>
+
 #include "comm/command.h"
 #include "fabric/proxy.hpp"
 #include "fabric_roles.hpp"
@@ -21,6 +23,7 @@ public:
                  ring_,
                  {memory, roles::kMemoryBytes},
                  static_cast<uint32_t>(settings.window)) {
+        std::memset(memory, memory[sizeof(HeapControl)], sizeof(HeapControl));  // the proxy has set its own words there
         proxy_.reset([this](uint32_t, const Immediate&) {
             ++arrived_;
             return true;
@@ -84,8 +87,8 @@ private:
     const roles::Settings& settings_;
     const FabricLibrary library_;
     std::vector<Command> commands_;
-    uint64_t num_claimed_ = 0, num_taken_ = 0, num_completed_[kNumTags] = {};
-    CommandRing ring_{commands_.data(), kNumCommands, &num_claimed_, &num_taken_, num_completed_};
+    uint64_t num_claimed_ = 0, num_seen_ = 0, num_taken_ = 0, num_completed_[kNumTags] = {};
+    CommandRing ring_{commands_.data(), kNumCommands, &num_claimed_, &num_seen_, &num_taken_, num_completed_};
     HeapControl control_{};
     FaultRecord fault_{};
     CommArgs comm_;
