@@ -145,3 +145,9 @@ class LongestPath:
     @property
     def is_cyclic(self) -> bool: ...
     def run(self, weight: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]: ...
+    def replay(
+        self,
+        weight: npt.NDArray[np.float64],
+        changes: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]],
+        wanted: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.float64]: ...

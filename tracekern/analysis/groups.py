@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.timeline.columns import order_of
 from tracekern.timeline.model import Float64, Int32, Int64
 
 _DENSE_CELLS = 1 << 22
@@ -60,9 +61,19 @@ def group_rows(num_rows: int, *columns: npt.NDArray[Any]) -> Groups:
     return Groups(np.repeat(group, np.diff(first, append=num_rows)), keys)
 
 
+def order_within(group: Int64, values: npt.NDArray[Any]) -> Int64:
+    """[n] the order of groups, and of values within each."""
+    if np.issubdtype(values.dtype, np.integer):
+        low = int(values.min(initial=0))
+        room = int(values.max(initial=0)) - low + 1
+        if (int(group.max(initial=0)) + 1) * room < _MAX_CODE:
+            return order_of(group * room + (values - low))
+    return np.lexsort((values, group))
+
+
 def median_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int) -> Float64:
     """[num_groups] the median of each group's values; nan of none."""
-    order = np.lexsort((values, group))
+    order = order_within(group, values)
     count = np.bincount(group, minlength=num_groups)
     first, known = np.cumsum(count) - count, count > 0
     low, high = (order[(first + place)[known]] for place in ((count - 1) // 2, count // 2))
@@ -93,7 +104,7 @@ def _group(columns: Sequence[npt.NDArray[Any]]) -> tuple[Int64, tuple[Int64, ...
     for column, low, width in zip(columns, lows, widths, strict=True):
         code *= width
         np.add(code, column - low, out=code, casting="unsafe")  # what is added is below the width
-    present, group = _number_few(code, num_cells) if num_cells <= _DENSE_CELLS else _number_many(code, num_cells)
+    present, group = _number_few(code, num_cells) if num_cells <= _DENSE_CELLS else _number_many(code)
     keys = []
     for low, width in zip(reversed(lows), reversed(widths), strict=True):
         present, digit = np.divmod(present, width)
@@ -111,10 +122,9 @@ def _number_few(code: Int64 | Int32, num_cells: int) -> tuple[Int64, Int64]:
     return present, number[code]
 
 
-def _number_many(code: Int64 | Int32, num_cells: int) -> tuple[Int64, Int64]:
-    """The same by a sort, 16 bits at a time: that takes linear time."""
-    digits = [(code >> shift).astype(np.uint16) for shift in range(0, num_cells.bit_length(), 16)]
-    order = np.lexsort(digits)
+def _number_many(code: Int64 | Int32) -> tuple[Int64, Int64]:
+    """The same by a sort."""
+    order = order_of(code)
     is_new = np.ones(len(code), bool)
     is_new[1:] = code[order[1:]] != code[order[:-1]]
     group = np.empty(len(code), np.int64)

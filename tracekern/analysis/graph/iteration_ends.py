@@ -146,8 +146,7 @@ def _by_time(run: Int64, ends: Int64, rank_of_run: Int64) -> Callable[[Int64, In
 def _next_nodes(run_graph: RunGraph, run: Int64, time: Int64) -> Int64:
     """[n] the first node of the run that happened at this time or later."""
     segments = run_graph.segments
-    order = np.lexsort((segments.end, segments.run))
-    first, stop = (np.searchsorted(segments.run[order], run, side) for side in ("left", "right"))
-    place = np.minimum(bisect_right(segments.end[order], first, stop, time - 1), stop - 1)
-    node: Int64 = run_graph.target[segments.edge[order[place]]].astype(np.int64)
+    first, stop = (np.searchsorted(segments.run, run, side) for side in ("left", "right"))
+    place = np.minimum(bisect_right(segments.end, first, stop, time - 1), stop - 1)
+    node: Int64 = run_graph.target[place].astype(np.int64)
     return node

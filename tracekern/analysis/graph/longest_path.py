@@ -1,4 +1,4 @@
-"""The longest path to each node of a directed graph, once for each set of weights.
+"""The longest path to each node of a directed graph, once for each set of weights, several of them in one pass.
 
 Node 0 happens at time 0. Every other node happens when the last edge that leads to it is through; an edge is through
 its weight after its source has happened. Nodes that no path from node 0 leads to never happen (-inf).
@@ -6,12 +6,20 @@ its weight after its source has happened. Nodes that no path from node 0 leads t
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tracekern.errors import NotBuilt
 from tracekern.timeline.model import Float64, Int32, Int64
+
+
+class Change(NamedTuple):
+    """Edges, each at most once, and a number of each: what it takes, or takes longer."""
+
+    edge: Int64
+    ns: Float64
 
 
 class LongestPath(Protocol):
@@ -27,6 +35,10 @@ class LongestPath(Protocol):
 
         weight: [num_edges] how long each edge takes, in the unit of the times.
         """
+        ...
+
+    def replay(self, weight: Float64, changes: Sequence[Change], wanted: Int64) -> Float64:
+        """Returns [num_changes, num_wanted] times of the nodes `wanted`, with the weights of each change in place."""
         ...
 
 
@@ -71,6 +83,14 @@ class InterpretedPath:
             if reached > times[target]:
                 times[target], deciding[target] = reached, edge
         return np.array(times), np.array(deciding, np.int32)
+
+    def replay(self, weight: Float64, changes: Sequence[Change], wanted: Int64) -> Float64:
+        found = np.empty((len(changes), len(wanted)))
+        for times, (edge, ns) in zip(found, changes, strict=True):
+            changed = weight.copy()
+            changed[edge] = ns
+            times[:] = self.run(changed)[0][wanted]
+        return found
 
 
 def walk_back(source: Int32, deciding: Int32, node: int, times: Float64, floor: float = -np.inf) -> Int64:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,13 +49,13 @@ class EdgeKind(enum.IntEnum):
 
 @dataclass(frozen=True, repr=False)
 class Segments(Table):
-    """[n] what a run did by itself between two nodes. Each is an edge: the first n, in this order."""
+    """[n] what a run did by itself between two nodes, run by run in the order of time. Each is an edge: the first n, in
+    this order."""
 
-    run: Int64
+    run: Int32
     start: Int64
     """ns from the timeline's origin, like all times here."""
     end: Int64
-    edge: Int64
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,15 +165,15 @@ class _Points:
     def first_meeting(self) -> int:
         return self.first_heard + len(self.heard)
 
-    def node_of_told(self, num_spans: int) -> Int64:
+    def node_of_told(self, num_spans: int) -> Int32:
         """[num_spans] node of a signal's span; -1 for one that told nobody."""
-        node = np.full(num_spans, -1, np.int64)
+        node = np.full(num_spans, -1, np.int32)
         node[self.told] = self.first + np.arange(len(self.told))
         return node
 
-    def node_of_heard(self, num_waits: int) -> Int64:
+    def node_of_heard(self, num_waits: int) -> Int32:
         """[num_waits] node of a wait's end; -1 for one that nothing on record ended."""
-        node = np.full(num_waits, -1, np.int64)
+        node = np.full(num_waits, -1, np.int32)
         node[self.heard] = self.first_heard + np.arange(len(self.heard))
         return node
 
@@ -182,18 +182,20 @@ class _Edges:
     """Collects edges, kind by kind."""
 
     def __init__(self) -> None:
-        self._columns: list[tuple[Int64, Int64, Float64 | Int64, Int64]] = []
+        self._columns: list[tuple[Int32, Int32, Float64, Int32]] = []
         self._count = 0
 
-    def add(self, kind: EdgeKind, source: Int64, target: Int64, weight: Float64 | Int64) -> Int64:
+    def add(self, kind: EdgeKind, source: Int64 | Int32, target: Int64 | Int32, weight: Float64 | Int64) -> Int64:
         """Returns the numbers of the edges."""
-        self._columns.append((source, target, weight, np.full(len(source), int(kind))))
+        source, target = source.astype(np.int32, copy=False), target.astype(np.int32, copy=False)
+        kinds = np.full(len(source), int(kind), np.int32)
+        self._columns.append((source, target, weight.astype(float, copy=False), kinds))
         first, self._count = self._count, self._count + len(source)
         return np.arange(first, self._count)
 
     def join(self) -> tuple[Int32, Int32, Float64, Int32]:
         source, target, weight, kind = (np.concatenate(column) for column in zip(*self._columns, strict=True))
-        return source.astype(np.int32), target.astype(np.int32), weight.astype(float), kind.astype(np.int32)
+        return source, target, weight, kind
 
 
 def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunGraph:
@@ -349,38 +351,54 @@ def _add_runs(
     edges: _Edges, timeline: Timeline, graph: EventGraph, waits: Waits, points: _Points, times: _WaitTimes
 ) -> Segments:
     """Each run from its launch's start through its nodes to its launch's end."""
-    spans, runs, schedule = timeline.spans, graph.runs, graph.schedule
+    runs, schedule, count = graph.runs, graph.schedule, len(graph.schedule.rank)
+    run, node, begin, end, least = _nodes_in_order(timeline, waits, points, times)
+    # A segment leads to each node, and one more from the last of a run to the launch's end.
+    to_node = np.arange(len(run)) + run
+    last = np.cumsum(np.bincount(run, minlength=len(runs)) + 1) - 1
+    first = np.append(0, last + 1)[: len(runs)]
+    start, stop = np.empty((2, len(run) + len(runs)), np.int64)
+    source, target = np.empty((2, len(start)), np.int32)
+    start[first], start[to_node + 1] = schedule.start[runs.launch], end
+    stop[to_node], stop[last] = np.maximum(begin, start[to_node]), np.maximum(runs.end, start[last])
+    source[first], source[to_node + 1] = 1 + runs.launch, node
+    target[to_node], target[last] = node, 1 + count + runs.launch
+    weight = (stop - start).astype(float)
+    weight[to_node] += np.minimum(least, end - stop[to_node])
+    weight[last] += schedule.end[runs.launch] - _ends_of_runs(graph)[runs.launch]
+    edges.add(EdgeKind.OWN, source, target, weight)
+    return Segments(np.repeat(np.arange(len(runs), dtype=np.int32), np.diff(last, prepend=-1)), start, stop)
+
+
+def _nodes_in_order(
+    timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes
+) -> tuple[Int64, Int64, Int64, Int64, Float64]:
+    """([n] run, [n] node, [n] when it begins, [n] when it is over, [n] ns that it takes at least) of all nodes in runs,
+    run by run in the order of time."""
     run = np.concatenate([points.told_run, points.arrived_run, points.heard_run])
     row = np.concatenate([points.told, waits.row[points.arrived], waits.row[points.heard]])
-    hears = np.arange(len(run)) >= len(run) - len(points.heard)
-    begin, end = spans.start[row], spans.start[row].copy()
-    end[hears] = times.over[points.heard]
-    least = np.zeros(len(run))
-    least[hears] = times.least[points.heard]
+    end, least = timeline.spans.start[row], np.zeros(len(run))
+    first_heard = len(run) - len(points.heard)
+    end[first_heard:], least[first_heard:] = times.over[points.heard], times.least[points.heard]
     # A warp arrives at a barrier before it hears, and hears before it sends at that time.
     kind = np.repeat([2, 0, 1], [len(points.told), len(points.arrived), len(points.heard)])
-    order = np.lexsort((kind, begin, end, run))
-    run, begin, end, least = run[order], begin[order], end[order], least[order]
-    node = points.first + order
-    follows = np.append(False, run[1:] == run[:-1])[: len(run)]
-    launch = runs.launch[run]
-    since = np.where(follows, np.roll(end, 1), schedule.start[launch])
-    before = np.where(follows, np.roll(node, 1), 1 + launch)
-    until = np.maximum(begin, since)
-    between = edges.add(EdgeKind.OWN, before, node, until - since + np.minimum(least, end - until))
+    order = np.argsort(row * 4 + kind, kind="stable")  # three parts in order already: merged in no time
+    begin = timeline.spans.start[row]
+    columns = run, end, begin, kind
+    if len(wrong := _out_of_order([column[order] for column in columns])):
+        in_wrong = np.flatnonzero(np.isin(run[order], run[order[wrong]]))
+        rows = order[in_wrong]
+        order[in_wrong] = rows[np.lexsort([column[rows] for column in reversed(columns)])]
+    return run[order], points.first + order, begin[order], end[order], least[order]
 
-    last_end, last_node = schedule.start[runs.launch].copy(), 1 + runs.launch.astype(np.int64)
-    last_end[run], last_node[run] = end, node  # the last one written stays
-    over = np.maximum(runs.end, last_end)
-    launch_end = 1 + len(schedule.rank) + runs.launch.astype(np.int64)
-    after = schedule.end[runs.launch] - _ends_of_runs(graph)[runs.launch]
-    to_end = edges.add(EdgeKind.OWN, last_node, launch_end, over - last_end + after)
-    return Segments(
-        np.concatenate([run, np.arange(len(runs))]),
-        np.concatenate([since, last_end]),
-        np.concatenate([until, over]),
-        np.concatenate([between, to_end]),
-    )
+
+def _out_of_order(columns: Sequence[Int64]) -> Int64:
+    """[n] rows that come behind a larger one, by the first column in which the two differ."""
+    is_smaller, is_same = np.zeros(max(len(columns[0]) - 1, 0), bool), True
+    for column in columns:
+        is_smaller |= is_same & (column[1:] < column[:-1])
+        is_same = is_same & (column[1:] == column[:-1])
+    return np.flatnonzero(is_smaller) + 1
 
 
 def _ends_of_runs(graph: EventGraph) -> Int64:

@@ -8,22 +8,25 @@ found is taken out, and the search goes on in what is left.
 from __future__ import annotations
 
 import enum
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import ends_of_iterations
+from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.moments import Moments
 from tracekern.analysis.left_out import block_waits
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.chance import MIN_ITERATIONS, Finding, search
 from tracekern.analysis.why.incidents import MIN_FOR_INCIDENTS, find_incident
-from tracekern.analysis.why.replays import Replays, Saving
+from tracekern.analysis.why.replays import Replays, Saving, added
 from tracekern.formatting import brief, percent
 from tracekern.timeline.facts.iterations import Iterations
-from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Float64, Mask, Timeline
+from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Mask, Timeline
 from tracekern.timeline.select import Window
 
 MIN_SHARE = 0.01
@@ -184,8 +187,8 @@ class _Found:
     hits: Mask
     """[num_iterations] in which it takes longer."""
     warp: int
-    """See Pieces.writer; -1: all."""
-    change: Float64
+    """See writers_of(); -1: all."""
+    change: Change
     alone: Saving
 
 
@@ -193,15 +196,13 @@ class _Inquiry:
     def __init__(self, timeline: Timeline, replays: Replays, own_hosts: Replays | None, candidates: Candidates) -> None:
         """own_hosts: the same run with times of their own for hosts that run ahead, where these are on record."""
         self._timeline, self._replays, self._candidates, self._own_hosts = timeline, replays, candidates, own_hosts
-        self._unchanged = np.zeros(replays.num_edges)
         self._always = np.ones(max(replays.num_iterations, 1), bool)
         # Where clocks contradict the messages, how long these took is not on record.
         self._with_links = not any(problem.kind in CONTRADICTION_KINDS for problem in timeline.problems)
         self._worth_ns = MIN_SHARE * replays.makespan_ns
 
     def answer(self) -> Answer:
-        costs = self._costs()
-        even_hosts_ns = self._replays.saved(self._candidates.table.hosts.even()).whole_ns
+        costs, even_hosts = self._costs()
         incidents = self._incidents()
         silence = self._why_nobody()
         found = [] if silence else self._find()
@@ -218,7 +219,7 @@ class _Inquiry:
             causes,
             self._replays.num_iterations,
             costs,
-            even_hosts_ns,
+            even_hosts.whole_ns,
             None if causes else silence,
             "",
             self._causes(halves),
@@ -232,18 +233,19 @@ class _Inquiry:
             return Silence.CPU
         return Silence.FEW_ITERATIONS if self._replays.num_iterations < MIN_ITERATIONS else None
 
-    def _costs(self) -> tuple[Cost, ...]:
+    def _costs(self) -> tuple[tuple[Cost, ...], Saving]:
+        """The costs of what exceeds its peers most, and what is saved where all hosts take as long as the median."""
         known = self._candidates.costliest(_MAX_OF_KIND, self._with_links)
         known += [(self._candidates.describe(one, self._always).ns, one) for one in self._candidates.of_rings()]
-        found = [
-            Cost(one, self._replays.saved(self._candidates.without(one, self._always)), excess_ns)
-            for one, excess_ns in {one: excess_ns for excess_ns, one in reversed(known)}.items()
-        ]
-        return tuple(sorted(found, key=lambda cost: -cost.saving.whole_ns))
+        excess = {one: excess_ns for excess_ns, one in reversed(known)}
+        changes = (self._candidates.without(one, self._always) for one in excess)
+        even_hosts, *savings = self._replays.saved(itertools.chain([self._candidates.table.hosts.even()], changes))
+        found = (Cost(one, saving, excess[one]) for one, saving in zip(excess, savings, strict=True))
+        return tuple(sorted(found, key=lambda cost: -cost.saving.whole_ns)), even_hosts
 
     def _incidents(self) -> tuple[Incident, ...]:
         """What happened in a few iterations, which are then taken out of all that is compared."""
-        found = list[Incident]()
+        found = list[tuple[Candidate, Finding, Change]]()
         seen_before = set[tuple[Candidate, bytes]]()
         for _ in range(_MOST_INCIDENTS if self._replays.num_iterations >= MIN_FOR_INCIDENTS else 0):
             seen = find_incident([make() for make in self._candidates.measures(self._with_links, with_rare_hosts=True)])
@@ -255,24 +257,27 @@ class _Inquiry:
                 continue
             seen_before.add((candidate, hits.tobytes()))
             change = self._candidates.without(candidate, hits, warp=self._candidates.warp(seen))
-            saving = self._replays.saved(change)
             self._candidates.take_out(candidate, hits, is_incident=True)
-            if saving.whole_ns >= self._worth_ns:
-                iterations = tuple(np.flatnonzero(hits).tolist())
-                found.append(Incident(candidate, iterations, saving, seen.excess_ns))
-        return tuple(sorted(found, key=lambda one: -one.saving.whole_ns))
+            found.append((candidate, seen, change))
+        savings = self._replays.saved([change for _, _, change in found])
+        incidents = (
+            Incident(candidate, tuple(np.flatnonzero(seen.pattern.hits).tolist()), saving, seen.excess_ns)
+            for (candidate, seen, _), saving in zip(found, savings, strict=True)
+            if saving.whole_ns >= self._worth_ns
+        )
+        return tuple(sorted(incidents, key=lambda one: -one.saving.whole_ns))
 
     def _rings(self) -> list[_Found]:
         """Rings that ranks wait for room in: no chance, but a size, and a replay says what it costs."""
-        found = []
-        for one in self._candidates.of_rings():
-            change = self._candidates.without(one, self._always)
-            found.append(_Found(one, None, self._always, -1, change, self._replays.saved(change)))
-        return found
+        rings = self._candidates.of_rings()
+        changes = [self._candidates.without(one, self._always) for one in rings]
+        savings = self._replays.saved(changes)
+        found = zip(rings, changes, savings, strict=True)
+        return [_Found(one, None, self._always, -1, change, saving) for one, change, saving in found]
 
     def _find(self) -> list[_Found]:
         """All that stands out, measure by measure; each is taken out before the next search."""
-        found = dict[Candidate, _Found]()
+        found = dict[Candidate, tuple[Finding, int, Change]]()
         for make in self._candidates.measures(self._with_links):
             for seed in range(_MOST_OF_MEASURE):
                 seen = search(make(), seed)
@@ -285,20 +290,25 @@ class _Inquiry:
                 warp = self._candidates.warp(seen)
                 change = self._candidates.without(candidate, hits, warp=warp)
                 if candidate.kind.is_of_links:  # a rank's links may be one that was found, and little more
-                    for other in found.values():
-                        change[other.change != 0] = 0
+                    for _, _, other in found.values():
+                        is_new = ~np.isin(change.edge, other.edge[other.ns != 0])
+                        change = Change(change.edge[is_new], change.ns[is_new])
                 self._candidates.take_out(candidate, hits)
-                found[candidate] = _Found(candidate, seen, hits, warp, change, self._replays.saved(change))
-        return list(found.values())
+                found[candidate] = seen, warp, change
+        savings = self._replays.saved([change for _, _, change in found.values()])
+        return [
+            _Found(candidate, seen, seen.pattern.hits, warp, change, saving)
+            for (candidate, (seen, warp, change)), saving in zip(found.items(), savings, strict=True)
+        ]
 
     def _worth_naming(self, found: list[_Found]) -> list[_Found]:
         """Those that cost enough: alone, or beside the others, where causes hide each other. Largest first."""
-        together_ns = self._together(found)
+        others = [[other for other in found if other is not one] for one in found]
+        together_ns, *without_ns = self._together([found, *others])
         kept = [
             one
-            for one in found
-            if one.alone.whole_ns >= self._worth_ns
-            or together_ns - self._together([other for other in found if other is not one]) >= self._worth_ns
+            for one, others_ns in zip(found, without_ns, strict=True)
+            if one.alone.whole_ns >= self._worth_ns or together_ns - others_ns >= self._worth_ns
         ]
         return sorted(kept, key=lambda one: -one.alone.whole_ns)
 
@@ -313,36 +323,34 @@ class _Inquiry:
         members = {rank for candidate in same if not candidate.node for rank in candidate.ranks}
         return len(members) > 1 and 2 * len(members) > num_ranks
 
-    def _together(self, found: list[_Found]) -> float:
-        return self._replays.saved(sum((one.change for one in found), self._unchanged)).whole_ns
+    def _together(self, sets: Sequence[Sequence[_Found]]) -> list[float]:
+        """What the run saves without all of each set."""
+        changes = (added([one.change for one in found]) for found in sets)
+        return [saving.whole_ns for saving in self._replays.saved(changes)]
 
     def _causes(self, found: list[_Found]) -> tuple[Cause, ...]:
-        causes = list[Cause]()
-        for number, one in enumerate(found, 1):
-            together_ns = self._together(found[:number])
-            causes.append(
-                Cause(
-                    one.candidate,
-                    one.alone,
-                    self._within(one),
-                    one.finding,
-                    self._at_least([one], one.alone.whole_ns),
-                    together_ns,
-                    self._at_least(found[:number], together_ns),
-                    self._candidates.describe(one.candidate, one.hits, one.warp),
-                    one.candidate.kind is CauseKind.HOST and self._candidates.is_host(one.candidate, one.hits),
-                )
+        together = self._together([found[:number] for number in range(1, len(found) + 1)])
+        return tuple(
+            Cause(
+                one.candidate,
+                one.alone,
+                self._within(one),
+                one.finding,
+                self._at_least([one], one.alone.whole_ns),
+                together_ns,
+                self._at_least(found[:number], together_ns),
+                self._candidates.describe(one.candidate, one.hits, one.warp),
+                one.candidate.kind is CauseKind.HOST and self._candidates.is_host(one.candidate, one.hits),
             )
-        return tuple(causes)
+            for number, (one, together_ns) in enumerate(zip(found, together, strict=True), 1)
+        )
 
     def _within(self, one: _Found) -> tuple[float, float]:
         """What the run saves if the excess is as much smaller, or larger, as it may well be, with what ticks leave."""
         finding, known = one.finding, one.alone.whole_ns
         error = _SURE * finding.error_ns / finding.excess_ns if finding else 0.0
-        found = [
-            known,
-            *(self._replays.saved(one.change * (1 + by)).whole_ns for by in (-min(error, 1.0), error) if by),
-        ]
+        scaled = [Change(one.change.edge, one.change.ns * (1 + by)) for by in (-min(error, 1.0), error) if by]
+        found = [known, *(saving.whole_ns for saving in self._replays.saved(scaled))]
         doubt_ns = _TICKS * self._candidates.tick_ns * int(one.hits.sum()) + _REPLAY * known
         return min(found) - doubt_ns, max(found) + doubt_ns
 
@@ -352,5 +360,5 @@ class _Inquiry:
             return most_ns  # what is not launched needs no host
         if self._own_hosts is None:
             return None
-        changes = (self._candidates.without(one.candidate, one.hits, own_hosts=True, warp=one.warp) for one in found)
-        return min(max(self._own_hosts.saved(sum(changes, self._unchanged)).whole_ns, 0.0), most_ns)
+        changes = [self._candidates.without(one.candidate, one.hits, own_hosts=True, warp=one.warp) for one in found]
+        return min(max(self._own_hosts.saved([added(changes)])[0].whole_ns, 0.0), most_ns)

@@ -12,12 +12,16 @@ import numpy as np
 
 from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
+from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.why.chance import Finding, Measure, Pattern, beside_peers
 from tracekern.analysis.why.links import Links, Route
+from tracekern.analysis.why.members import Part
 from tracekern.analysis.why.outside_spans import longest_gap
-from tracekern.analysis.why.peers import Part, PeerTable
+from tracekern.analysis.why.peers import PeerTable
+from tracekern.analysis.why.pieces import writers_of
+from tracekern.analysis.why.replays import added
 from tracekern.analysis.why.rings import Rings
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
@@ -102,13 +106,14 @@ class Candidates:
         self._ranks = [rank.rank for rank in timeline.ranks]
         self.tick_ns = float(max(rank.resolution_ns for rank in timeline.ranks))
         table = self.table
+        pace_ns, self._warps = table.pace_ns()
         self._excess = {
-            CauseKind.PACE: table.pace_ns(),
+            CauseKind.PACE: pace_ns,
             CauseKind.AMOUNT: table.amount_ns(),
             CauseKind.EXTRA: table.extra_ns(),
             CauseKind.HOST: table.hosts.excess_ns(),
         }
-        self._warps, self._of_links = table.warps_ns(), self.links.excess_ns()
+        self._of_links = self.links.excess_ns()
         self._nodes = self._groups_of([rank.node for rank in timeline.ranks])
 
     def _groups_of(self, nodes: list[str]) -> dict[str, Int64]:
@@ -177,7 +182,7 @@ class Candidates:
         return rows[int(excess.argmax())] if excess.max() > _NEARLY_ALL * excess.sum() else -1
 
     def warp(self, finding: Finding) -> int:
-        """Returns the warp that a finding is of, see Pieces.writer; -1 for whole ranks."""
+        """Returns the warp that a finding is of, see writers_of(); -1 for whole ranks."""
         if finding.measure != _WARP:
             return -1
         return self.table.only_writer(Part(finding.members, finding.pattern.hits))
@@ -233,10 +238,10 @@ class Candidates:
 
     # ---- the run without it ----
 
-    def without(self, candidate: Candidate, hits: Mask, own_hosts: bool = False, warp: int = -1) -> Float64:
-        """[num_edges] ns that each edge of the run graph takes longer. own_hosts: of Asks.weight()."""
+    def without(self, candidate: Candidate, hits: Mask, own_hosts: bool = False, warp: int = -1) -> Change:
+        """How much longer edges of the run graph take. own_hosts: of Asks.weight()."""
         if candidate.kind.is_of_links:
-            return sum((self.links.without(route, hits) for route in _routes(candidate)), np.zeros(1))
+            return added([self.links.without(route, hits) for route in _routes(candidate)])
         if candidate.kind is CauseKind.RING:
             return self.rings.without(candidate.channel)
         part = Part(self._indices(candidate), hits, warp)
@@ -244,10 +249,8 @@ class Candidates:
             return self.table.hosts.without_asks(part) if own_hosts else self.table.hosts.without(part)
         if candidate.kind is CauseKind.EXTRA:
             return self.table.without_extra(part, own_hosts)
-        return {
-            CauseKind.PACE: self.table.without_pace,
-            CauseKind.AMOUNT: self.table.without_amount,
-        }[candidate.kind](part)
+        is_pace = candidate.kind is CauseKind.PACE
+        return self.table.without_pace(part) if is_pace else self.table.without_amount(part)
 
     def is_host(self, candidate: Candidate, hits: Mask) -> bool:
         """Whether it was mostly the host that made gaps before kernels longer than those of other ranks."""
@@ -286,9 +289,8 @@ class Candidates:
         return longest_gap(self._timeline, graph, graph.stages.index(graph.phases[phase].stage), is_of)
 
     def _place_of(self, writer: int) -> tuple[int, int]:
-        pieces = self.table.pieces
-        track = self._timeline.tracks[self._graph.runs.track[pieces.run[np.argmax(pieces.writer == writer)]]]
-        return track.block, track.warp
+        block, warp = (int(column[writer]) for column in writers_of(self._timeline, self._graph.runs).columns)
+        return block, warp
 
 
 def _routes(candidate: Candidate) -> list[Route]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
+from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.run_graph import RunGraph
-from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
+from tracekern.analysis.groups import group_rows, median_of_groups, order_within, quantile_of_groups
 from tracekern.analysis.waits.analyze import Waits
+from tracekern.analysis.why.members import sums_by
+from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 
 
@@ -21,6 +25,10 @@ class Route:
     source: int
     destination: int
 
+    def covers(self, link: Route) -> bool:
+        """Whether the link is one of those that are meant."""
+        return self.source in (-1, link.source) and self.destination in (-1, link.destination)
+
 
 class Links:
     """The messages of all links. Each is compared with those of the same phase between ranks as near to each other."""
@@ -28,100 +36,149 @@ class Links:
     def __init__(
         self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
     ) -> None:
-        messages, self._num_edges = run_graph.messages, len(run_graph.weight)
-        wait, spans = messages.wait, timeline.spans
+        messages, spans, rank = run_graph.messages, timeline.spans, timeline.track_ranks()
+        source = rank[spans.track[messages.signal]]
+        between = np.flatnonzero(source != waits.rank[messages.wait])
+        links = group_rows(len(between), source[between], waits.rank[messages.wait[between]])
+        self.routes = tuple(map(Route, *(column.tolist() for column in links.columns)))
+        """By link between two ranks."""
+        order = np.argsort(links.group, kind="stable")
+        self._link = links.group[order]
+        messages, source = messages.take(between[order]), source[between[order]]
+        wait, signal = messages.wait, messages.signal
         self._edge, self._was_awaited = messages.edge, messages.was_awaited
-        signal = messages.signal
-        self._source, self._destination = timeline.track_ranks()[spans.track[signal]], waits.rank[wait]
-        self._near = timeline.on_same_node(self._source, self._destination).astype(np.int64)
-        kinds = group_rows(len(wait), waits.phase[wait], self._near)
+        near = timeline.on_same_node(source, waits.rank[wait]).astype(np.int64)
+        kinds = group_rows(len(wait), waits.phase[wait], near)
         self._kind, self._num_kinds, self._near_of_kind = kinds.group, len(kinds), kinds.columns[1]
-        self._drain = np.maximum(spans.end[signal] - spans.start[signal], 0).astype(float)
-        self._flag = np.maximum(messages.passed_ns - self._drain, 0).astype(float)
+        self._drain = np.maximum(spans.end[signal] - spans.start[signal], 0)
+        self._flag = np.maximum(messages.passed_ns - self._drain, 0)
         """At most: only an awaited flag had just arrived when it was seen."""
         self._sending = _edge_after(run_graph)[run_graph.source[self._edge]]
-        self._between = self._source != self._destination
         run = graph.run_of_spans(timeline, waits.row[wait])
         self._iteration = ends.at(run, spans.start[waits.row[wait]])
         self._num_iterations = max(len(ends), 1)
-        between = np.flatnonzero(self._between)
-        links = group_rows(len(between), self._source[between], self._destination[between])
-        self._link = np.full(len(wait), -1)
-        self._link[between] = links.group
-        self.routes = tuple(map(Route, *(column.tolist() for column in links.columns)))
-        """By link between two ranks."""
+        self._drains = _Ordered.of(self._drain, self._kind, self._num_kinds)
+        self._flags = _Ordered.of(self._flag, self._kind, self._num_kinds)
+        self._awaited_flags = self._flags.of_rows(self._was_awaited)
 
     def excess_ns(self) -> Float64:
         """[num_links, num_iterations] How much longer a message took than is usual, by the mean of the iteration's.
 
         What a flag took that nothing waited for is not on record.
         """
-        rows = np.flatnonzero(self._between & (self._iteration >= 0))
-        drain = median_of_groups(self._kind[rows], self._drain[rows], self._num_kinds)[self._kind]
-        flag = self._usual_flag(self._between)[self._kind]
-        awaited = rows[self._was_awaited[rows]]
-        return self._mean(rows, self._drain - drain) + self._mean(awaited, self._flag - flag)
+        inside, nothing = np.flatnonzero(self._iteration >= 0), np.empty(0, np.int64)
+        drain = median_of_groups(self._kind[inside], self._drain[inside], self._num_kinds)[self._kind]
+        flag = self._usual_flag_without(nothing)[self._kind]
+        awaited = inside[self._was_awaited[inside]]
+        return self._mean(inside, self._drain - drain) + self._mean(awaited, self._flag - flag)
 
     def _mean(self, rows: Int64, ns: Float64) -> Float64:
         """[num_links, num_iterations] the mean of these messages; 0 of none."""
-        shape = len(self.routes), self._num_iterations
-        cell = self._link[rows] * shape[1] + self._iteration[rows]
-        sums, count = (np.bincount(cell, value, shape[0] * shape[1]) for value in (ns[rows], np.ones(len(rows))))
-        return (sums / np.maximum(count, 1)).reshape(shape)
+        shape, columns = (len(self.routes), self._num_iterations), (self._link[rows], self._iteration[rows])
+        sums, count = (sums_by(columns, value, shape) for value in (ns[rows], np.ones(len(rows))))
+        return sums / np.maximum(count, 1)
 
-    def without(self, route: Route, hits: Mask) -> Float64:
-        """[num_edges] The route's messages take what those of other links take, by the median.
+    def without(self, route: Route, hits: Mask) -> Change:
+        """The route's messages take what those of other links take, by the median.
 
         That of a signal which takes long to drain also holds up its sender. hits: [num_iterations] in which they do.
         """
         mine, longer_drain, longer_flag = self._longer(route, hits)
-        drain, flag = np.nan_to_num(longer_drain)[self._kind], np.nan_to_num(longer_flag)[self._kind]
-        change = np.zeros(self._num_edges)
-        change[self._edge[mine]] = -(drain + flag)[mine]
-        drained = np.flatnonzero(mine & (self._sending >= 0))
-        drained = drained[np.unique(self._sending[drained], return_index=True)[1]]
-        change[self._sending[drained]] -= drain[drained]
-        return change
+        drain, flag = (np.nan_to_num(longer)[self._kind[mine]] for longer in (longer_drain, longer_flag))
+        sending = self._sending[mine]
+        sent, first = np.unique(sending[sending >= 0], return_index=True)
+        edge = np.concatenate([self._edge[mine], sent])
+        return Change(edge, -np.concatenate([drain + flag, drain[sending >= 0][first]]))
 
     def longer_ns(self, route: Route, hits: Mask) -> float:
         """How much longer its messages take than those of other links, by the mean of its awaited ones."""
         mine, longer_drain, longer_flag = self._longer(route, hits)
         longer = np.nan_to_num(longer_drain + longer_flag)
-        messages = np.flatnonzero(mine & self._was_awaited)
+        messages = mine[self._was_awaited[mine]]
         return float(longer[self._kind[messages]].mean()) if len(messages) else 0.0
 
-    def _longer(self, route: Route, hits: Mask) -> tuple[Mask, Float64, Float64]:
-        """(the route's messages, [num_kinds] how much longer their drain usually is than that of other links', and
-        their flags)"""
-        of_route = self._between.copy()
-        if route.source >= 0:
-            of_route &= self._source == route.source
-        if route.destination >= 0:
-            of_route &= self._destination == route.destination
-        mine, others = of_route & np.append(hits, False)[self._iteration], self._between & ~of_route
-        drain = self._usual_drain(mine) - self._usual_drain(others)
-        return mine, drain, self._usual_flag(mine) - self._usual_flag(others)
+    def _longer(self, route: Route, hits: Mask) -> tuple[Int64, Float64, Float64]:
+        """(the route's messages in these iterations, [num_kinds] how much longer their drain usually is than that of
+        other links', and their flags)"""
+        links = [number for number, one in enumerate(self.routes) if route.covers(one)]
+        first, stop = (np.searchsorted(self._link, links, side) for side in ("left", "right"))
+        of_route = rows_of_ranges(first, stop - first)
+        mine = of_route[np.append(hits, False)[self._iteration[of_route]]]
+        own_drain = quantile_of_groups(self._kind[mine], self._drain[mine], self._num_kinds, 0.5)
+        longer_drain = own_drain - self._drains.quantile(0.5, of_route)
+        return mine, longer_drain, self._usual_flag(mine) - self._usual_flag_without(of_route)
 
-    def _usual_drain(self, chosen: Mask) -> Float64:
-        """[num_kinds] the median; nan of none."""
-        return quantile_of_groups(self._kind[chosen], self._drain[chosen], self._num_kinds, 0.5)
-
-    def _usual_flag(self, chosen: Mask) -> Float64:
+    def _usual_flag(self, rows: Int64) -> Float64:
         """[num_kinds] the median of those that were awaited, or else of such flags of other phases; nan of none.
 
         No more than what a quarter of all took at most.
         """
-        awaited = chosen & self._was_awaited
+        awaited = rows[self._was_awaited[rows]]
         median = quantile_of_groups(self._kind[awaited], self._flag[awaited], self._num_kinds, 0.5)
-        of_near = quantile_of_groups(self._near[awaited], self._flag[awaited], 2, 0.5)
-        median = np.where(np.isfinite(median), median, of_near[self._near_of_kind])
-        at_most = quantile_of_groups(self._kind[chosen], self._flag[chosen], self._num_kinds, 0.25)
-        return np.minimum(median, at_most)
+        at_most = quantile_of_groups(self._kind[rows], self._flag[rows], self._num_kinds, 0.25)
+        return np.minimum(self._of_other_phases(median, awaited), at_most)
+
+    def _usual_flag_without(self, rows: Int64) -> Float64:
+        """[num_kinds] the same of all messages but these."""
+        is_awaited = self._was_awaited.copy()
+        is_awaited[rows] = False
+        median = self._of_other_phases(self._awaited_flags.quantile(0.5, rows), np.flatnonzero(is_awaited))
+        return np.minimum(median, self._flags.quantile(0.25, rows))
+
+    def _of_other_phases(self, median: Float64, awaited: Int64) -> Float64:
+        """[num_kinds] the median, of kinds without any that of all messages, of these, between ranks as near."""
+        missing = ~np.isfinite(median)
+        if missing.any():
+            near = self._near_of_kind[self._kind[awaited]]
+            median[missing] = quantile_of_groups(near, self._flag[awaited], 2, 0.5)[self._near_of_kind[missing]]
+        return median
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """Values in order, group by group: tells quantiles of all but some rows without another look at all of them."""
+
+    first: Int64
+    """[num_groups + 1] where those of each group begin."""
+    values: Int64
+    row: Int64
+    place: Int32
+    """[num_rows] where each row's value is; -1: not among them."""
+
+    @classmethod
+    def of(cls, values: Int64, group: Int64, num_groups: int) -> _Ordered:
+        """values, group: [n]."""
+        row = order_within(group, values)
+        return cls._in_order(row, values[row], np.searchsorted(group[row], np.arange(num_groups + 1)), len(values))
+
+    @classmethod
+    def _in_order(cls, row: Int64, values: Int64, first: Int64, num_rows: int) -> _Ordered:
+        place = np.full(num_rows, -1, np.int32)
+        place[row] = np.arange(len(row))
+        return cls(first, values, row, place)
+
+    def of_rows(self, chosen: Mask) -> _Ordered:
+        """Returns those of some rows alone."""
+        kept = chosen[self.row]
+        first = np.append(0, np.cumsum(kept))[self.first]
+        return self._in_order(self.row[kept], self.values[kept], first, len(chosen))
+
+    def quantile(self, share: float, without: Int64) -> Float64:
+        """[num_groups] as quantile_of_groups(), of all rows but these."""
+        place = np.sort(self.place[without])
+        quantile = np.full(len(self.first) - 1, np.nan)
+        for number, (first, stop) in enumerate(pairwise(self.first.tolist())):
+            own = place[slice(*np.searchsorted(place, (first, stop)))] - first
+            if count := stop - first - len(own):
+                wanted = int(share * (count - 1))
+                skipped = np.searchsorted(own - np.arange(len(own)), wanted, "right")
+                quantile[number] = self.values[first + wanted + skipped]
+        return quantile
 
 
 def _edge_after(run_graph: RunGraph) -> Int32:
     """[num_nodes] the edge of what a run does after each of its nodes; -1 where it has none."""
-    edge = run_graph.segments.edge
     after = np.full(run_graph.num_nodes, -1, np.int32)
-    after[run_graph.source[edge]] = edge
+    count = len(run_graph.segments)
+    after[run_graph.source[:count]] = np.arange(count)
     return after

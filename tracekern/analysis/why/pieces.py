@@ -8,92 +8,126 @@ ordinal within the iteration.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.events import ActivityRuns, EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.run_graph import RunGraph
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.groups import Groups, group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
+from tracekern.timeline.columns import order_of
 from tracekern.timeline.intervals import bisect_right
-from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int64, Mask, Timeline
-from tracekern.timeline.table import Table
+from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int32, Int64, Mask, Timeline
+
+_RUNS_AT_ONCE = 1 << 14
+_NONE = -1
+"""Stands in the table of cells for a rank that has no piece there."""
 
 
-@dataclass(frozen=True, repr=False)
-class Pieces(Table):
-    """[n] columns, sorted by rank."""
+@dataclass(frozen=True)
+class Pieces:
+    """[n] columns: the pieces of one phase, rank by rank."""
 
-    rank: Int64
-    """Index into Timeline.ranks."""
-    edge: Int64
+    first: Int64
+    """[num_ranks + 1] where those of each rank begin, and where the last ones end."""
+    edge: Int32
     """Edge of the run graph that each piece is a part of."""
-    run: Int64
-    """Index into EventGraph.runs."""
-    iteration: Int64
+    iteration: Int32
     """-1: of none."""
-    phase: Int64
-    """Index into EventGraph.phases."""
-    writer: Int64
-    """Number of its (block, warp)."""
-    cell: Int64
-    place: Int64
-    ns: Float64
+    cell: Int32
+    place: Int32
+    in_cell: Int32 | Int64
+    """[num_cells, num_ranks] ns of the piece in each cell; -1 where a rank has none."""
+    writer_of_cell: Int64
+    """[num_cells] number of its (block, warp)."""
+    call_of_cell: Int64
+    """[num_cells] number of its call among those of the phase."""
+    num_places: int
+
+    def __len__(self) -> int:
+        return len(self.edge)
+
+    @property
+    def rank(self) -> Int64:
+        """[n] index into Timeline.ranks."""
+        return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
+
+    def ns(self, rows: Int64 | slice, rank: Int64) -> Float64:
+        """[num_rows] how long these pieces took. rank: of each."""
+        return self.in_cell[self.cell[rows], rank].astype(float)
+
+    def rows_of(self, ranks: Int64, hits: Mask, writer: int) -> tuple[Int64, Int64]:
+        """([n] row, [n] its rank) of pieces of some ranks, in some iterations, of one writer or of all (-1)."""
+        bounds = [(self.first[rank], self.first[rank + 1]) for rank in ranks.tolist()]
+        rows = np.concatenate([np.arange(*bound) for bound in bounds])
+        rank = np.repeat(ranks, [stop - first for first, stop in bounds])
+        chosen = np.append(hits, False)[self.iteration[rows]]
+        if writer >= 0:
+            chosen &= self.writer_of_cell[self.cell[rows]] == writer
+        return rows[chosen], rank[chosen]
+
+
+def known(in_cell: Int32 | Int64) -> Float64:
+    """The same table with nan where a rank has no piece."""
+    return np.where(in_cell == _NONE, np.nan, in_cell)
+
+
+def writers_of(timeline: Timeline, runs: ActivityRuns) -> Groups:
+    """Runs by their writer, a (block, warp) on whatever rank."""
+    tracks = np.array([(track.block, track.warp) for track in timeline.tracks], np.int64).reshape(-1, 2)
+    return group_rows(len(runs), *tracks[runs.track].T)
 
 
 def find_pieces(
     timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
-) -> Pieces:
-    """Returns the pieces of all launches that left something."""
-    runs, schedule = graph.runs, graph.schedule
-    segment, run, phase, ns = _cut(timeline, graph, waits, run_graph)
-    number = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
-    rank_of_run = np.array([number[rank] for rank in schedule.rank.tolist()], np.int64)[runs.launch]
-    order = np.argsort(rank_of_run[run], kind="stable")
-    segment, run, phase, ns = segment[order], run[order], phase[order], ns[order]
-    rank, segments = rank_of_run[run], run_graph.segments
-    iteration = ends.at(run, (segments.start[segment] + segments.end[segment] + 1) // 2)
-    tracks = np.array([(track.block, track.warp) for track in timeline.tracks], np.int64).reshape(-1, 2)
-    writer = group_rows(len(runs), *tracks[runs.track].T).group[run]
-    call = schedule.sequence[runs.launch[run]]  # a phase is of one stage
-    cell = group_rows(len(run), writer, call, phase, _ordinals(rank, writer, call, phase)).group
-    place = group_rows(len(run), writer, phase, _ordinals(rank, writer, iteration, phase)).group
-    edge = segments.edge[segment]
-    return Pieces(rank, edge, run, iteration, phase, writer, cell, place, ns)
+) -> Iterator[Pieces]:
+    """Yields the pieces of each phase, of all launches that left something."""
+    own, uncovered = _cut(timeline, graph, waits, run_graph)
+    numbers, segments = _RunNumbers(timeline, graph), run_graph.segments
+    is_first = np.append(True, segments.run[1:] != segments.run[:-1])[: len(segments)]
+    stage = graph.schedule.stage[graph.runs.launch].astype(np.int16)[segments.run]
+    outside = {int(number): (place, True) for place, number in enumerate(graph.not_started.tolist())}
+    outside |= {int(number): (place, False) for place, number in enumerate(graph.between_spans.tolist())}
+    for phase in range(len(graph.phases)):
+        if phase in outside:
+            of_stage, at_begin = outside[phase]
+            edge = np.flatnonzero((stage == of_stage) & (is_first == at_begin))
+            ns = uncovered[edge]
+        else:
+            piece = np.flatnonzero((graph.phase == phase) & (own != _NONE))
+            edge, ns = own[piece].astype(np.int64), graph.activity.end[piece] - graph.activity.start[piece]
+        run = segments.run[edge].astype(np.int64)
+        middle = (segments.start[edge] + segments.end[edge] + 1) // 2
+        yield numbers.pieces(edge, run, ns, ends.at(run, middle))
 
 
-def _cut(
-    timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph
-) -> tuple[Int64, Int64, Int64, Float64]:
-    """([n] segment, [n] run, [n] phase, [n] ns) of pieces; those of a run in the order of time."""
+def _cut(timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph) -> tuple[Int32, Int64]:
+    """([num_pieces of the activity] its segment, -1 where it is nobody's own time, [num_segments] ns no span covers)"""
     activity, runs, segments = graph.activity, graph.runs, run_graph.segments
-    order = np.lexsort((segments.start, segments.run))
-    first, stop = (np.searchsorted(segments.run[order], np.arange(len(runs)), side) for side in ("left", "right"))
+    first_segment = np.searchsorted(segments.run, np.arange(len(runs) + 1))
     is_heard = np.zeros(len(timeline.spans), bool)
     is_heard[waits.row[run_graph.heard]] = True
-    piece = np.flatnonzero(~is_heard[activity.span])
-    run = np.repeat(np.arange(len(runs)), runs.stop - runs.first)[piece]
-    middle = (activity.start[piece] + activity.end[piece]) // 2
-    place = bisect_right(segments.start[order], first[run], stop[run], middle) - 1
-    segment = order[np.maximum(place, first[run])]
-    ns = (activity.end[piece] - activity.start[piece]).astype(float)
-    covered = np.bincount(segment, ns, len(segments))
-    uncovered = np.maximum(segments.end - segments.start - covered, 0)
-
-    own = ~_is_fixed(timeline, waits)[activity.span[piece]]
-    stage = graph.schedule.stage[runs.launch[segments.run]]
-    is_first = np.zeros(len(segments), bool)
-    is_first[order[first[stop > first]]] = True
-    uncovered_phase = np.where(is_first, graph.not_started[stage], graph.between_spans[stage])
-    return (
-        np.concatenate([segment[own], np.arange(len(segments))]),
-        np.concatenate([run[own], segments.run]),
-        np.concatenate([graph.phase[piece[own]], uncovered_phase]),
-        np.concatenate([ns[own], uncovered]),
-    )
+    is_fixed = _is_fixed(timeline, waits)
+    own, uncovered = np.full(len(activity), _NONE, np.int32), segments.end - segments.start
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        of_runs = slice(start, start + _RUNS_AT_ONCE)
+        first, stop = runs.first[of_runs], runs.stop[of_runs]
+        piece = slice(first[0], stop[-1])
+        run = np.repeat(np.arange(start, start + len(first)), stop - first)
+        ns = activity.end[piece] - activity.start[piece]
+        middle = activity.start[piece] + ns // 2
+        segment = bisect_right(segments.start, first_segment[run], first_segment[run + 1], middle) - 1
+        segment = np.maximum(segment, first_segment[run])
+        span = activity.span[piece]
+        low, high = first_segment[start], first_segment[start + len(first)]
+        covered = np.bincount(segment - low, np.where(is_heard[span], 0, ns), high - low)
+        uncovered[low:high] -= covered.astype(np.int64)
+        own[piece] = np.where(is_heard[span] | is_fixed[span], _NONE, segment)
+    return own, np.maximum(uncovered, 0)
 
 
 def _is_fixed(timeline: Timeline, waits: Waits) -> Mask:
@@ -105,11 +139,77 @@ def _is_fixed(timeline: Timeline, waits: Waits) -> Mask:
     return np.asarray(fixed, bool)
 
 
+class _RunNumbers:
+    """What the runs of all ranks have in common: writer, and call of a stage."""
+
+    def __init__(self, timeline: Timeline, graph: EventGraph) -> None:
+        runs, schedule = graph.runs, graph.schedule
+        number = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
+        self._num_ranks = len(number)
+        self._rank = np.array([number[rank] for rank in schedule.rank.tolist()], np.int64)[runs.launch]
+        self._writer = writers_of(timeline, runs).group
+        self._stage = schedule.stage[runs.launch]
+        self._kinds = group_rows(len(runs), self._stage, schedule.sequence[runs.launch], self._writer)
+        """Runs of one call and writer, on whatever rank."""
+
+    def pieces(self, edge: Int64, run: Int64, ns: Int64, iteration: Int64) -> Pieces:
+        """edge, run, ns, iteration: [n] of pieces of one phase, those of a run in the order of time."""
+        rank = self._rank[run]
+        if (rank[1:] < rank[:-1]).any():
+            order = order_of(rank)
+            edge, run, ns, iteration, rank = (column[order] for column in (edge, run, ns, iteration, rank))
+        writer = self._writer[run]
+        place, num_places = _number(_ordinals(rank, writer, iteration), writer)
+        kinds = self._of_stage(run)
+        kind = kinds.group
+        cell, num_cells = _number(_ordinals(rank, kind), kind)
+        kind_of_cell = np.zeros(num_cells, np.int64)
+        kind_of_cell[cell] = kind
+        _, sequence, of_writer = kinds.columns
+        fits = ns.max(initial=0) <= np.iinfo(np.int32).max
+        in_cell = np.full((num_cells, self._num_ranks), _NONE, np.int32 if fits else np.int64)
+        in_cell[cell, rank] = ns
+        call = np.unique(sequence[kind_of_cell], return_inverse=True)[1]
+        return Pieces(
+            np.searchsorted(rank, np.arange(self._num_ranks + 1)),
+            edge.astype(np.int32, copy=False),
+            iteration.astype(np.int32),
+            cell,
+            place,
+            in_cell,
+            of_writer[kind_of_cell],
+            call,
+            num_places,
+        )
+
+    def _of_stage(self, run: Int64) -> Groups:
+        """The kinds of these runs, which are of one stage, numbered from 0."""
+        if not len(run):
+            return Groups(np.empty(0, np.int64), tuple(column[:0] for column in self._kinds.columns))
+        first, stop = np.searchsorted(self._kinds.columns[0], self._stage[run[0]] + np.arange(2))
+        columns = tuple(column[first:stop] for column in self._kinds.columns)
+        return Groups(self._kinds.group[run] - first, columns)
+
+
+def _number(ordinal: Int64, kind: Int64) -> tuple[Int32, int]:
+    """([n] the same number for rows of one kind and ordinal, how many there are at most), by kind and ordinal."""
+    most = np.zeros(int(kind.max(initial=-1)) + 1, np.int64)
+    np.maximum.at(most, kind, ordinal + 1)
+    first = np.cumsum(most) - most
+    return (first[kind] + ordinal).astype(np.int32), int(most.sum())
+
+
 def _ordinals(*columns: npt.NDArray[np.integer]) -> Int64:
-    """[n] how many rows before each agree with it in all columns."""
-    kind = group_rows(len(columns[0]), *columns).group
-    order = np.argsort(kind, kind="stable")
-    ordered = kind[order]
-    ordinal = np.empty(len(kind), np.int64)
-    ordinal[order] = np.arange(len(kind)) - np.searchsorted(ordered, ordered)
-    return ordinal
+    """[n] how many rows before each agree with it in all columns. Fast where most agree with their neighbours."""
+    count = len(columns[0])
+    is_new = np.ones(count, bool)
+    is_new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    first = np.flatnonzero(is_new)
+    length = np.diff(first, append=count)
+    kind = group_rows(len(first), *(column[first] for column in columns)).group
+    order = order_of(kind)
+    before = np.cumsum(length[order]) - length[order]
+    is_first = np.append(True, kind[order][1:] != kind[order][:-1])[: len(order)]
+    earlier = np.empty(len(first), np.int64)
+    earlier[order] = before - before[np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))]
+    return np.arange(count) - np.repeat(first - earlier, length)

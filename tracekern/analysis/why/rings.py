@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
-from tracekern.timeline.model import Float64, Timeline
+from tracekern.timeline.model import Timeline
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Rings:
     """The messages that give room back, by channel."""
 
     def __init__(self, timeline: Timeline, waits: Waits, run_graph: RunGraph) -> None:
-        messages, self._num_edges = run_graph.messages, len(run_graph.weight)
+        messages = run_graph.messages
         of_credit = np.flatnonzero(waits.kind[messages.wait] == WaitKind.CREDIT)
         wait, edge = messages.wait[of_credit], messages.edge[of_credit]
         channels = [event.channel for event in timeline.events]
@@ -49,8 +50,7 @@ class Rings:
             self.fullest[found.channel] = found
             self._edges[found.channel] = edge[of_wait == channel]
 
-    def without(self, channel: str) -> Float64:
-        """[num_edges] -inf where a warp had to see that there is room: there is, at all times."""
-        change = np.zeros(self._num_edges)
-        change[self._edges[channel]] = -np.inf
-        return change
+    def without(self, channel: str) -> Change:
+        """-inf where a warp had to see that there is room: there is, at all times."""
+        edge = self._edges[channel]
+        return Change(edge, np.full(len(edge), -np.inf))

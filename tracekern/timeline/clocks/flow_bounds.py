@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +21,12 @@ import numpy.typing as npt
 from tracekern.formatting import duration
 from tracekern.timeline.clocks.fit import lowest_readers
 from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
+from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.model import (
-    OPEN_END,
     ChannelKind,
     EventClass,
     Float64,
+    Int32,
     Int64,
     Problem,
     Rank,
@@ -355,23 +357,25 @@ def _names_its_signal(timeline: Timeline) -> Bools:
 
 def _occupied(timeline: Timeline) -> tuple[int, Bools]:
     """(window_bits, [num_clocks, num_windows] whether a rank of the clock has a device event in the window)."""
-    spans, marks = timeline.spans, timeline.marks
-    on_device = spans.launch >= 0
-    closed = on_device & (spans.end != OPEN_END)
-    events = [
-        (spans.track[on_device], spans.start[on_device]),
-        (spans.track[closed], spans.end[closed]),
-        (marks.track, marks.time),
-    ]
-    last = max(int(time.max(initial=0)) for _, time in events)
+    last = max(int(time.max(initial=0)) for _, time in _device_events(timeline))
     bits, num_clocks = _MIN_WINDOW_BITS, len(_readers(timeline))
     while (last >> bits) + 1 > max(_MAX_BOUNDS // num_clocks**2, 1):
         bits += 1
     occupied = np.zeros((num_clocks, (last >> bits) + 1), np.bool_)
     row = _places(timeline)[timeline.track_ranks()] * occupied.shape[1]
-    for track, time in events:
+    for track, time in _device_events(timeline):
         occupied.reshape(-1)[row[track] + (time >> bits)] = True
     return bits, occupied
+
+
+def _device_events(timeline: Timeline) -> Iterator[tuple[Int32, Int64]]:
+    """Yields (track, time) of begins and ends on the device, and of marks, many at a time."""
+    for _, spans in parts_by_track(timeline.spans):
+        on_device = spans.launch >= 0
+        yield spans.track[on_device], spans.start[on_device]
+        closed = on_device & ~spans.is_open
+        yield spans.track[closed], spans.end[closed]
+    yield timeline.marks.track, timeline.marks.time
 
 
 def _outside(timeline: Timeline, graph: _Graph, place: int, upper: Float64, lower: Float64) -> Problem | None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tracekern.formatting import count as how_many
 from tracekern.formatting import duration
+from tracekern.timeline.columns import order_by
 from tracekern.timeline.join.immediates import join_immediates
 from tracekern.timeline.join.members import number_members
 from tracekern.timeline.model import (
@@ -62,7 +63,7 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
     found.append((write, wait))
     problems += unmatched
     signal, wait = (np.concatenate(column) for column in zip(*found, strict=True))
-    order = np.lexsort((signal, wait))
+    order = order_by(wait, signal)
     return Flows(signal[order], wait[order]), tuple(problems)
 
 
@@ -114,7 +115,7 @@ class _Ends:
     waits: _Side
     signal_key: Int64
     wait_key: Int64
-    """[n] small numbers, equal where the ends can meet; ascending."""
+    """[n] numbers of 0 and more, equal where the ends can meet; ascending."""
 
     @classmethod
     def of(cls, timeline: Timeline, channel: Channel, of_any_epoch: bool = False) -> _Ends:
@@ -128,7 +129,7 @@ class _Ends:
             sides[EventClass.WAIT] = sides[EventClass.WAIT].beyond(channel.initial)
         keys = _number_keys(timeline, channel, types, sides, of_any_epoch)
         for kind, side in sides.items():
-            order = np.lexsort((timeline.spans.start[side.row], keys[kind]))
+            order = order_by(keys[kind], timeline.spans.start[side.row])
             sides[kind], keys[kind] = _Side(side.row[order], side.level[order], side.closed[order]), keys[kind][order]
         signals, waits = sides[EventClass.SIGNAL], sides[EventClass.WAIT]
         return cls(channel, signals, waits, keys[EventClass.SIGNAL], keys[EventClass.WAIT])
@@ -261,7 +262,8 @@ def _number_keys(
         packed = np.zeros_like(packed)
     for signal_column, wait_column in zip(columns[EventClass.SIGNAL], columns[EventClass.WAIT], strict=True):
         packed = _append_digit(packed, np.concatenate([signal_column, wait_column]))
-    packed = np.unique(packed, return_inverse=True)[1]
+    if channel.kind.has_levels:  # which take the other half of the bits
+        packed = np.unique(packed, return_inverse=True)[1]
     return {EventClass.SIGNAL: packed[:num_signals], EventClass.WAIT: packed[num_signals:]}
 
 
