@@ -36,19 +36,24 @@ def unions(track: Int32 | Int64, start: Int64, end: Int64) -> tuple[Int64, Int64
 
 def union_ns(spans: Spans, row: Int64, owner: Int64 | Int32, num_owners: int) -> Int64:
     """[num_owners] ns covered by at least one of the closed spans `row` of each owner; row, owner: [n]."""
-    key = owner.astype(np.uint16) if num_owners <= 1 << 16 else owner  # of 16 bits: sorted in linear time
-    order = np.argsort(key, kind="stable")
-    row, owner = row[order], owner[order]
-    first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1])[: len(row)])
+    begin, finish = spans.start[row], spans.end[row]
+    base, reach = np.full(num_owners, np.iinfo(np.int64).max), np.full(num_owners, np.iinfo(np.int64).min)
+    np.minimum.at(base, owner, begin)
+    np.maximum.at(reach, owner, finish)
+    seen = np.flatnonzero(base <= reach)
     covered = np.zeros(num_owners, np.int64)
-    if len(first):
-        shift = one_line(owner, spans.start[row], spans.end[row])
-        begin, finish = np.sort(spans.start[row] + shift), np.sort(spans.end[row] + shift)
+    if len(seen):
+        room = reach[seen] - base[seen] + 1  # one after the other on one line, as in one_line()
+        shift = np.zeros(num_owners, np.int64)
+        shift[seen] = np.cumsum(room) - room - base[seen]
+        begin, finish = np.sort(begin + shift[owner]), np.sort(finish + shift[owner])
+        count = np.bincount(owner, minlength=num_owners)
+        first = (np.cumsum(count) - count)[seen]
+        last = np.append(first[1:], len(row)) - 1
         # Nothing is open after the i-th end exactly if the next begin comes behind it: all that began before has ended.
         gaps = np.maximum(begin - np.append(begin[0], finish[:-1]), 0)
         gaps[first] = 0
-        last = np.append(first[1:], len(row)) - 1
-        covered[owner[first]] = finish[last] - begin[first] - np.add.reduceat(gaps, first)
+        covered[seen] = finish[last] - begin[first] - np.add.reduceat(gaps, first)
     return covered
 
 

@@ -51,6 +51,17 @@ def flatten(timeline: Timeline) -> Activity:
     return Activity(joined_span[order], joined_track[order], joined_start[order], joined_end[order], is_flat=False)
 
 
+def own_times(timeline: Timeline) -> Int64:
+    """[num_spans] ns of each closed device span that lie in no span inside it; of other spans, anything."""
+    spans = timeline.spans
+    follows = (spans.track[1:] == spans.track[:-1]) & timeline.tracks_of(TrackKind.DEVICE)[spans.track[1:]]
+    if not (follows & ((spans.start[1:] < spans.end[:-1]) | spans.is_open[:-1])).any():
+        return spans.end - spans.start
+    activity, own = flatten(timeline), np.zeros(len(spans), np.int64)
+    np.add.at(own, activity.span, activity.end - activity.start)
+    return own
+
+
 def outermost(track: Int32, start: Int64, end: Int64) -> Mask:
     """[n] whether a span begins when all spans before it on its track are over; sorted by (track, start, -end)."""
     result = np.ones(len(start), bool)

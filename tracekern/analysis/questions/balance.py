@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekern.analysis.graph.activity import flatten
+from tracekern.analysis.graph.activity import own_times
 from tracekern.analysis.groups import group_rows
 from tracekern.formatting import brief
 from tracekern.timeline.facts.roles import roles_of
@@ -111,16 +111,6 @@ def rows_by_event(timeline: Timeline) -> list[EventRows]:
             rank = np.repeat(ranks[track], np.diff(first, append=len(row)))
             found.append(EventRows(number, about, row, rank, track, first))
     return found
-
-
-def own_times(timeline: Timeline) -> Int64:
-    """[num_spans] ns of each closed device span that lie in no span inside it; of other spans, anything."""
-    activity = flatten(timeline)
-    if activity.is_flat:
-        return timeline.spans.end - timeline.spans.start
-    own = np.zeros(len(timeline.spans), np.int64)
-    np.add.at(own, activity.span, activity.end - activity.start)
-    return own
 
 
 def join_columns(parts: Iterable[tuple[Any, ...]], count: int) -> list[Any]:

@@ -61,9 +61,10 @@ def find_full_rings(timeline: Timeline, waits: Waits, window: Window | None = No
 
     waits: those that reach into the window; as they are, kernels are counted whole.
     """
+    channels = {event.channel for event in timeline.events if event.channel}
     found = [
         FullRing(channel.name, channel.initial, *starved)
-        for channel, starved in _starved(timeline, waits, WaitKind.CREDIT, window)
+        for channel, starved in _starved(timeline, waits, WaitKind.CREDIT, channels, window)
     ]
     return tuple(sorted(found, key=lambda ring: (-ring.share, ring.channel, ring.sender, ring.receiver)))
 
@@ -75,10 +76,12 @@ def find_dry_rings(timeline: Timeline, waits: Waits, window: Window | None = Non
         for event in timeline.events
         if event.channel and event.channel.tail
     }
-    found = []
-    for channel, (receiver, sender, *rest) in _starved(timeline, waits, WaitKind.DATA, window):
-        if (name := rings.get((channel.name, channel.key))) is not None:
-            found.append(DryRing(name, channel.name, sender, receiver, *rest))
+    tails = {event.channel for event in timeline.events if event.channel}
+    tails = {channel for channel in tails if (channel.name, channel.key) in rings}
+    found = [
+        DryRing(rings[channel.name, channel.key], channel.name, sender, receiver, *rest)
+        for channel, (receiver, sender, *rest) in _starved(timeline, waits, WaitKind.DATA, tails, window)
+    ]
     return tuple(sorted(found, key=lambda ring: (-ring.dry_ns, ring.channel, ring.sender, ring.receiver)))
 
 
@@ -87,13 +90,14 @@ _Starved = tuple[int, int, int, int, int]
 
 
 def _starved(
-    timeline: Timeline, waits: Waits, kind: WaitKind, window: Window | None
+    timeline: Timeline, waits: Waits, kind: WaitKind, channels: set[Channel], window: Window | None
 ) -> Iterator[tuple[Channel, _Starved]]:
+    """What a flight recorder overwrote the begin of has no channel."""
     starved = np.flatnonzero((waits.kind == kind) & (waits.late_ns > 0) & (waits.launch >= 0) & (waits.peer >= 0))
-    channels = {timeline.events[idx].channel for idx in np.unique(timeline.spans.event[waits.row[starved]]).tolist()}
-    of_launch_ns = _launch_times(timeline, window) if len(starved) else np.empty(0, np.int64)
-    for channel in channels - {None}:  # a flight recorder overwrote the begin of those without one
-        assert channel is not None
+    there = np.unique(timeline.spans.event[waits.row[starved]]).tolist() if channels else []
+    of_launch_ns = np.empty(0, np.int64)
+    for channel in channels & {timeline.events[idx].channel for idx in there}:
+        of_launch_ns = of_launch_ns if len(of_launch_ns) else _launch_times(timeline, window)
         is_mine = of_events(timeline, [event.channel == channel for event in timeline.events])[waits.row[starved]]
         for found in _of_channel(timeline, waits.take(starved[is_mine]), channel, of_launch_ns):
             yield channel, found

@@ -224,15 +224,18 @@ def _habits(excess: Float64, known: Sequence[Pattern]) -> Float64:
     """[..., num_members, num_patterns] the normalised sum of [..., num_members, num_iterations] over each pattern,
     without its largest: what happened once is no habit."""
     so_far, still = (np.maximum.accumulate(excess[..., ::step], axis=-1)[..., ::step] for step in (1, -1))
-    sums = excess @ np.stack([pattern.hits.astype(float) for pattern in known], axis=1)
+    until, from_there = (np.cumsum(excess[..., ::step], axis=-1)[..., ::step] for step in (1, -1))
+    sums = np.empty((*excess.shape[:-1], len(known)))
     for number, pattern in enumerate(known):
         if pattern.stride > 1:
-            largest = excess[..., pattern.begin :: pattern.stride].max(axis=-1)
+            strided = excess[..., pattern.begin :: pattern.stride]
+            rest = strided.sum(axis=-1) - strided.max(axis=-1)
+        elif pattern.until:
+            rest = until[..., pattern.until - 1] - so_far[..., pattern.until - 1]
         else:
-            largest = so_far[..., pattern.until - 1] if pattern.until else still[..., pattern.begin]
-        sums[..., number] -= largest
-        sums[..., number] /= np.sqrt(pattern.hits.sum() - 1)
-    return np.asarray(sums, float)
+            rest = from_there[..., pattern.begin] - still[..., pattern.begin]
+        sums[..., number] = rest / np.sqrt(pattern.hits.sum() - 1)
+    return sums
 
 
 def _centred(excess: Float64) -> Float64:

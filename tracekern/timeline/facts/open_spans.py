@@ -16,6 +16,8 @@ from tracekern.timeline.model import OPEN_END, EventClass, Int64, Mask, Timeline
 def ends_by_launch(timeline: Timeline) -> Int64:
     """[num_spans] `end`; of a device's span that never closed that of its launch, OPEN_END where that is open too."""
     spans = timeline.spans
+    if not spans.is_open.any():
+        return spans.end
     is_open = spans.is_open & timeline.tracks_of(TrackKind.DEVICE)[spans.track]
     lanes = np.flatnonzero(timeline.tracks_of(TrackKind.LAUNCH)[spans.track] & (spans.launch >= 0))
     of_launch = np.full(len(timeline.launches) + 1, OPEN_END)  # the last is that of launch -1, which is none

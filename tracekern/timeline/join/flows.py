@@ -289,7 +289,10 @@ def values_of(timeline: Timeline, rows: Int64, field: str) -> Int64:
     """[n] values of a field, 0 where an event has none of that name."""
     values = np.zeros(len(rows), np.int64)
     event = timeline.spans.event[rows]
-    for idx in np.unique(event).tolist():
+    found = np.flatnonzero(np.bincount(event, minlength=1)).tolist()
+    if len(found) == 1 and (known := field_values(timeline.events[found[0]], field, timeline.spans, rows)) is not None:
+        return known
+    for idx in found:
         mine = np.flatnonzero(event == idx)
         known = field_values(timeline.events[idx], field, timeline.spans, rows[mine])
         if known is not None:
