@@ -35,7 +35,8 @@ def of_ranks(num_ranks: int, rows: list[tuple[int, ...]]) -> Timeline:
 
 
 def columns_of(waits: Waits) -> dict[str, list[int]]:
-    names = [field.name for field in fields(waits) if field.name not in ("phases", "roles", "arrivals", "num_open")]
+    others = ("phases", "phase_numbers", "roles", "arrivals", "num_open")
+    names = [field.name for field in fields(waits) if field.name not in others]
     return {name: getattr(waits, name).tolist() for name in names}
 
 

@@ -8,12 +8,13 @@ waits at once. Time stamps are never moved.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import About, Partial
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
 from tracekern.timeline.model import Int32, Int64, Mask, Timeline, clocks_of_ranks
@@ -32,7 +33,7 @@ class Bound(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Partial):
     lo_ns: int
     hi_ns: int
 
@@ -42,10 +43,10 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Blame:
+class Blame(Partial):
     """How long the other ranks waited because this rank came late."""
 
-    rank: int
+    rank: About[int]
     late_ns: int
     """At the time stamps as they are: late_sender, late_receiver and barrier_late of the others."""
     likely: Interval
@@ -153,15 +154,24 @@ def late_charges(timeline: Timeline, waits: Waits, bound: Bound) -> Charges:
     )
 
 
-def blame_ranks(timeline: Timeline, waits: Waits) -> tuple[Blame, ...]:
-    """What each rank is charged with by the others, most first. What a rank waits for itself is its own affair."""
+def blame_ranks(timeline: Timeline, waits: Waits, charged: Mapping[int, Blame] | None = None) -> tuple[Blame, ...]:
+    """What each rank is charged with by the others, most first. What a rank waits for itself is its own affair.
+
+    charged: charge_ranks(), of the waits by default.
+    """
+    charged = charge_ranks(timeline, waits) if charged is None else charged
+    return tuple(sorted(charged.values(), key=lambda blame: (-blame.late_ns, -blame.likely.hi_ns, blame.rank)))
+
+
+def charge_ranks(timeline: Timeline, waits: Waits) -> dict[int, Blame]:
+    """What the others charge each rank with."""
     nothing = (0, Interval(0, 0))
     some = waits.take(np.flatnonzero(may_be_late(timeline, waits)))
     likely, proven = (_blame(timeline, some, bound) for bound in (Bound.LIKELY, Bound.PROVEN))
-    blames = [
-        Blame(rank.rank, *likely.get(rank.rank, nothing), proven.get(rank.rank, nothing)[1]) for rank in timeline.ranks
-    ]
-    return tuple(sorted(blames, key=lambda blame: (-blame.late_ns, -blame.likely.hi_ns, blame.rank)))
+    return {
+        rank.rank: Blame(rank.rank, *likely.get(rank.rank, nothing), proven.get(rank.rank, nothing)[1])
+        for rank in timeline.ranks
+    }
 
 
 def name_worst(blames: Sequence[Blame]) -> Worst:

@@ -13,7 +13,7 @@ from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
 from tracekern.analysis.graph.events import EventGraph, build_graph
 from tracekern.analysis.graph.moments import Moments, find_moments
 from tracekern.analysis.questions.balance import Balance, LinkLimit, analyze_balance
-from tracekern.analysis.questions.group_waits import GroupWaits, waits_by_group
+from tracekern.analysis.questions.group_waits import GroupWaits, longest_first, waits_by_group
 from tracekern.analysis.questions.hang import Death, Hang, find_deaths, find_hang
 from tracekern.analysis.questions.held_up import HeldUp, find_held_up
 from tracekern.analysis.questions.imbalance import Imbalance, work_imbalance
@@ -37,7 +37,7 @@ from tracekern.analysis.why.answer import Answer, explain, no_cost
 from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
 from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, critical_path
 from tracekern.formatting import duration, percent
-from tracekern.timeline.facts.iterations import Iterations, LaunchIterations, find_iterations
+from tracekern.timeline.facts.iterations import Iterations, find_iterations, launch_iterations
 from tracekern.timeline.join.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
@@ -174,7 +174,7 @@ class Findings:
     @cached_property
     def groups(self) -> tuple[GroupWaits, ...]:
         """How long the ranks of each group waited for each other; () where all kernels are of all ranks."""
-        return waits_by_group(self.timeline, self._counted_waits)
+        return longest_first(waits_by_group(self.timeline, self._counted_waits))
 
     @cached_property
     def nodes(self) -> NodeWaits | None:
@@ -246,7 +246,7 @@ class Findings:
     @cached_property
     def _is_start_up(self) -> Mask:
         """[num_launches + 1] by launch; the last is of a span of no launch."""
-        return np.append(LaunchIterations(self.timeline).is_start_up, False)
+        return np.append(launch_iterations(self.timeline).is_start_up, False)
 
     def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
         """Why each of these waits lasted, which are rows of timeline.spans."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tracekern.errors import BadInput
 from tracekern.formatting import brief
-from tracekern.timeline.facts.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations, launch_iterations
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.model import (
     CONTRADICTION_KINDS,
@@ -116,7 +116,7 @@ def phase_statistics(timeline: Timeline) -> RunStatistics:
     """Statistics of a Timeline in ns. Raises BadInput when it is in ticks."""
     if timeline.unit != "ns":
         raise BadInput(f"statistics of a timeline in {timeline.unit}; align it to ns first (tracekern.load)")
-    iterations = LaunchIterations(timeline)
+    iterations = launch_iterations(timeline)
     return RunStatistics(
         phases=(*_phases(timeline, iterations), *_phases_of_engines(timeline)),
         end_to_end_ns=_end_to_end(timeline, iterations),

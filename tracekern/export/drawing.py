@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.timeline.facts.iterations import LaunchIterations, find_iterations
+from tracekern.timeline.facts.iterations import find_iterations, launch_iterations
 from tracekern.timeline.facts.open_spans import known_ends
 from tracekern.timeline.model import (
     OPEN_END,
@@ -61,7 +61,7 @@ class Drawing:
     @cached_property
     def is_start_up(self) -> Mask:
         """[num_launches] Those before the first iteration of their rank, and those that align ranks."""
-        return LaunchIterations(self.timeline).is_start_up
+        return launch_iterations(self.timeline).is_start_up
 
     @property
     def in_start_up(self) -> Mask:

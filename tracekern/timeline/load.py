@@ -21,7 +21,7 @@ from tracekern.timeline.clocks.fit import UnrelatedClocks, apply_clock, fit_cloc
 from tracekern.timeline.clocks.flow_bounds import step_problems, tighten_clocks
 from tracekern.timeline.clocks.host_times import apply_host, relate_hosts, time_of_death
 from tracekern.timeline.decode.decoder import decode
-from tracekern.timeline.facts.stages import Stages
+from tracekern.timeline.facts.stages import stages_of
 from tracekern.timeline.join.concatenate import concatenate
 from tracekern.timeline.join.damage import damaged_times
 from tracekern.timeline.join.engine_peers import name_peers
@@ -217,7 +217,7 @@ def _tighten(timeline: Timeline) -> Timeline:
 
 def _unequal_keys(timeline: Timeline) -> list[Problem]:
     """Names launches that are of one stage and have one number on all ranks, but another key on some."""
-    stages, keys = Stages(timeline), dict[tuple[str, int], dict[str, int]]()
+    stages, keys = stages_of(timeline), dict[tuple[str, int], dict[str, int]]()
     for stage, launch in zip(stages.of_launch.tolist(), timeline.launches, strict=True):
         keys.setdefault((stages.names[stage], launch.sequence), {}).setdefault(launch.key, launch.rank)
     unequal = [(launch, of_ranks) for launch, of_ranks in keys.items() if len(set(of_ranks.values())) > 1]

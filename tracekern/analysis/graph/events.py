@@ -14,7 +14,7 @@ from tracekern.analysis.graph.activity import Activity, flatten
 from tracekern.analysis.graph.host_gaps import NEVER, asked_times, host_gaps
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.formatting import brief
-from tracekern.timeline.facts.stages import Stages
+from tracekern.timeline.facts.stages import Stages, stages_of
 from tracekern.timeline.model import OPEN_END, Int32, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.table import Table
 
@@ -121,7 +121,7 @@ def nameless_launches(timeline: Timeline) -> Int32:
 
 def build_graph(timeline: Timeline) -> EventGraph:
     activity = flatten(timeline)
-    of_run = Stages(timeline)
+    of_run = stages_of(timeline)
     stages = *of_run.names, ""
     launch = _launch_of_pieces(timeline, activity)
     runs = _find_runs(activity, launch)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekern.timeline.clocks.host_times import apply_host
-from tracekern.timeline.facts.stages import Stages
+from tracekern.timeline.facts.stages import stages_of
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.join.host_lanes import is_stream_lane, is_torch_lane
 from tracekern.timeline.model import ClockFit, Int32, Int64, Mask, Timeline, TrackKind
@@ -36,7 +36,7 @@ def asked_times(timeline: Timeline, start: Int64) -> Int64:
 
     start: [num_launches] when each began.
     """
-    found, stage = np.full(len(timeline.launches), NEVER), Stages(timeline).of_launch
+    found, stage = np.full(len(timeline.launches), NEVER), stages_of(timeline).of_launch
     for rank, clock, mine in _known_hosts(timeline, start):
         doubt = int(np.ceil(clock.host_hard_ns))
         asked = _asked(timeline, mine)

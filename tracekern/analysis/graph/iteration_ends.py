@@ -11,7 +11,7 @@ from tracekern.analysis.graph.events import EventGraph, Schedule
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows
 from tracekern.formatting import brief
-from tracekern.timeline.facts.iterations import Iterations, LaunchIterations
+from tracekern.timeline.facts.iterations import Iterations, launch_iterations
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import Int32, Int64, Timeline
 
@@ -53,7 +53,7 @@ def ends_of_iterations(
     """
     schedule = graph.schedule
     is_start_up = np.zeros(len(schedule.rank), bool)
-    is_start_up[: len(timeline.launches)] = LaunchIterations(timeline).is_start_up
+    is_start_up[: len(timeline.launches)] = launch_iterations(timeline).is_start_up
     if len(iterations) == 1 and len(graph.runs):
         found = _repetitions(len(timeline.ranks), graph, run_graph, schedule.order[~is_start_up[schedule.order]])
         if found:

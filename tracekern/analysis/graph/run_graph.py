@@ -22,6 +22,7 @@ from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS
 from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.formatting import brief
+from tracekern.timeline.columns import order_of
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.join.members import number_members
 from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
@@ -384,6 +385,8 @@ def _nodes_in_order(
     kind = np.repeat([2, 0, 1], [len(points.told), len(points.arrived), len(points.heard)])
     order = np.argsort(row * 4 + kind, kind="stable")  # three parts in order already: merged in no time
     begin = timeline.spans.start[row]
+    if (np.diff(run[order]) < 0).any():  # what a track recorded of two launches in turns
+        order = order[order_of(run[order])]
     columns = run, end, begin, kind
     if len(wrong := _out_of_order([column[order] for column in columns])):
         in_wrong = np.flatnonzero(np.isin(run[order], run[order[wrong]]))

@@ -6,7 +6,6 @@ its name begins with `receive_`. One with a field `expert` and no peer is the ex
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from tracekern.analysis.graph.activity import own_times
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Partial, Sums
 from tracekern.formatting import brief
 from tracekern.timeline.facts.roles import roles_of
 from tracekern.timeline.facts.stages import joined_ranks
@@ -27,12 +27,11 @@ from tracekern.timeline.model import (
     EventType,
     Int32,
     Int64,
-    Mask,
+    Spans,
     Timeline,
     TrackKind,
     unpack_field,
 )
-from tracekern.timeline.table import Table
 
 _RECEIVES = "receive_"
 
@@ -48,10 +47,6 @@ class EventRows:
     """[n] index into Timeline.spans."""
     rank: Int32
     """[n]"""
-    track: Int64
-    """[m] the tracks that have any, ascending, ..."""
-    first: Int64
-    """... and where the spans of each begin in `row`."""
 
     @property
     def is_wait(self) -> bool:
@@ -105,11 +100,7 @@ def rows_by_event(timeline: Timeline) -> list[EventRows]:
     for number, about in enumerate(timeline.events):
         row = np.flatnonzero(event == number)
         if len(row):
-            track_of_row = spans.track[row]
-            first = np.flatnonzero(np.append(True, track_of_row[1:] != track_of_row[:-1]))
-            track = track_of_row[first].astype(np.int64)
-            rank = np.repeat(ranks[track], np.diff(first, append=len(row)))
-            found.append(EventRows(number, about, row, rank, track, first))
+            found.append(EventRows(number, about, row, ranks[spans.track[row]]))
     return found
 
 
@@ -209,96 +200,105 @@ def most_uneven(loads: tuple[WorkLoad, ...], joined: Iterable[tuple[int, ...]]) 
     return max(found, key=lambda one: (not math.isnan(one[0]), one[0]))
 
 
-def analyze_balance(timeline: Timeline, link_limit: LinkLimit | None = None) -> Balance:
+@dataclass(frozen=True)
+class BalanceSums(Partial):
+    """What a Balance is made of. Loads are `count` and `own_ns` of the spans of one event and place, by rank, place,
+    and whether the event is a wait, sends, or takes; see EventRows."""
+
+    of_tracks: Sums
+    of_roles: Sums
+    of_experts: Sums
+    at_home: Sums
+    """The same of ranks that receive tokens of an expert, or compute for it."""
+    links: Sums
+    """`tokens` and `busy_ns` by source and destination."""
+    communication_ns: Int64
+    """[largest rank + 1] in which at least one warp was moving tokens or signalling, ..."""
+    compute_ns: Int64
+    """... worked for an expert, ..."""
+    either_ns: Int64
+    """... or one of both."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> BalanceSums:
+        events, own_ns = rows_by_event(timeline), own_times(timeline)
+        role, _ = roles_of(timeline, timeline.spans)
+        of_experts = [event for event in events if event.is_work and event.names_expert]
+        at_home = [event for event in of_experts if event.takes or event.computes]
+        moves = [event for event in events if event.sends or event.takes or event.is_signal]
+        computes = [event for event in events if event.computes]
+
+        def covered(chosen: Sequence[EventRows]) -> Int64:
+            rank, row = join_columns(((event.rank, event.row) for event in chosen), 2)
+            return union_ns(timeline.spans, row, rank, max((one.rank for one in timeline.ranks), default=-1) + 1)
+
+        communication, compute = covered(moves), covered(computes)
+        either = covered(moves + computes) if moves and computes else communication + compute
+        return cls(
+            _loads(events, [timeline.spans.track[event.row] for event in events], own_ns),
+            _loads(events, [role[event.row] for event in events], own_ns),
+            _loads(of_experts, [timeline.field(event.row, "expert") for event in of_experts], own_ns),
+            _loads(at_home, [timeline.field(event.row, "expert") for event in at_home], own_ns),
+            _links(timeline, events),
+            communication,
+            compute,
+            either,
+        )
+
+
+def analyze_balance(
+    timeline: Timeline, link_limit: LinkLimit | None = None, sums: BalanceSums | None = None
+) -> Balance:
     """Works on unaligned Timelines too: nothing is compared across ranks.
 
     link_limit: GB/s that a link was measured to reach, one number or one a (source, destination); None takes
-    `link_gb_per_s` of the capture's settings, where that is a number.
+    `link_gb_per_s` of the capture's settings, where that is a number. sums: of the timeline by default.
     """
-    events = rows_by_event(timeline)
+    sums = BalanceSums.of(timeline) if sums is None else sums
     settings = timeline.ranks[0].metadata.get("settings") if timeline.ranks else None
     if not isinstance(settings, dict):
         settings = {}
     if link_limit is None and isinstance(settings.get("link_gb_per_s"), int | float):
         link_limit = float(settings["link_gb_per_s"])
-    own_ns = own_times(timeline)
-    cells = _Cells.of_tracks(timeline, events, own_ns)
     block = np.array([track.block for track in timeline.tracks] or [0], np.int64)
-    role, roles = roles_of(timeline, timeline.spans)
-    in_roles = _Cells.of_roles(events, own_ns, role)
-    experts, joined = _expert_loads(timeline, events, own_ns), joined_ranks(timeline)
+    _, roles = roles_of(timeline, Spans())
+    of_tracks, of_roles = sums.of_tracks, sums.of_roles
+    experts, joined = _expert_loads(sums), joined_ranks(timeline)
     return Balance(
-        ranks=_with_idle_ranks(timeline, cells.loads(np.zeros_like(cells.place), [""])),
-        blocks=cells.loads(block[cells.place]),
+        ranks=_with_idle_ranks(timeline, _by_key(of_tracks, np.zeros_like(of_tracks.keys[1]), [""])),
+        blocks=_by_key(of_tracks, block[of_tracks.keys[1]]),
         joined=joined,
         experts=experts,
         num_experts=_num_experts(timeline, settings, experts, joined),
-        roles=in_roles.loads(in_roles.place, roles),
-        links=_links(timeline, events, _token_bytes(settings), link_limit),
-        overlaps=_overlaps(timeline, events),
+        roles=_by_key(of_roles, of_roles.keys[1], roles),
+        links=_rated(sums.links, _token_bytes(settings), link_limit),
+        overlaps=_overlaps(timeline, sums),
     )
 
 
-@dataclass(frozen=True, repr=False)
-class _Cells(Table):
-    """[n] sums over the spans of one event in one place of a rank."""
+def _loads(events: Sequence[EventRows], places: Sequence[Int64 | Int32], own_ns: Int64) -> Sums:
+    """places: [n] the place of each span of an event."""
+    parts = [Sums.of(tuple(np.empty((5, 0), np.int64)), count=np.empty(0), own_ns=np.empty(0))]
+    for event, place in zip(events, places, strict=True):
+        sums = Sums.of((event.rank, place), count=np.ones(len(place), np.int64), own_ns=own_ns[event.row])
+        flags = (np.full(len(sums), int(flag)) for flag in (event.is_wait, event.sends, event.takes))
+        parts.append(Sums((*sums.keys, *flags), sums.values))
+    return Sums.total(parts)
 
-    rank: Int64
-    place: Int64
-    is_wait: Mask
-    sends: Mask
-    takes: Mask
-    count: Int64
-    own_ns: Int64
 
-    @classmethod
-    def of_tracks(cls, timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> _Cells:
-        """The place is the track."""
-        ranks = timeline.track_ranks().astype(np.int64)
-        parts = []
-        for event in events:
-            count = np.diff(event.first, append=len(event.row))
-            ns = np.add.reduceat(own_ns[event.row], event.first)
-            parts.append(cls._of(event, ranks[event.track], event.track, count, ns))
-        return cls(*join_columns(parts, len(dataclasses.fields(cls))))
-
-    @classmethod
-    def of_experts(cls, timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> _Cells:
-        chosen = [event for event in events if event.is_work and event.names_expert]
-        return cls._of_keys(chosen, [timeline.field(event.row, "expert") for event in chosen], own_ns)
-
-    @classmethod
-    def of_roles(cls, events: Sequence[EventRows], own_ns: Int64, role: Int32) -> _Cells:
-        """role: [num_spans] of the timeline."""
-        return cls._of_keys(events, [role[event.row] for event in events], own_ns)
-
-    @classmethod
-    def _of_keys(cls, events: Sequence[EventRows], keys: Sequence[Int64 | Int32], own_ns: Int64) -> _Cells:
-        """keys: [n] the place of each span of an event."""
-        parts = []
-        for event, key in zip(events, keys, strict=True):
-            groups = group_rows(len(event.row), event.rank, key)
-            rank, place = groups.columns
-            parts.append(cls._of(event, rank, place, groups.count(), groups.sum(own_ns[event.row])))
-        return cls(*join_columns(parts, len(dataclasses.fields(cls))))
-
-    @staticmethod
-    def _of(event: EventRows, rank: Int64, place: Int64, count: Int64, own_ns: Int64) -> tuple[Any, ...]:
-        flags = (np.full(len(rank), flag) for flag in (event.is_wait, event.sends, event.takes))
-        return (rank, place, *flags, count, own_ns)
-
-    def loads(self, key: Int64, names: Sequence[str] | None = None) -> tuple[WorkLoad, ...]:
-        """One for each (rank, key); `names` of the keys, by default their number."""
-        groups = group_rows(len(key), self.rank, key)
-        weights = (
-            np.where(self.is_wait, 0, self.count),
-            np.where(self.is_wait, 0, self.own_ns),
-            np.where(self.is_wait, self.own_ns, 0),
-            np.where(self.sends, self.count, 0),
-            np.where(self.takes, self.count, 0),
-        )
-        table = zip(*(column.tolist() for column in (*groups.columns, *map(groups.sum, weights))), strict=True)
-        return tuple(WorkLoad(rank, names[place] if names else str(place), *sums) for rank, place, *sums in table)
+def _by_key(loads: Sums, key: Int64, names: Sequence[str] | None = None) -> tuple[WorkLoad, ...]:
+    """One for each (rank, key); `names` of the keys, by default their number."""
+    rank, _, is_wait, sends, takes = loads.keys
+    count, own_ns = loads["count"], loads["own_ns"]
+    found = Sums.of(
+        (rank, key),
+        count=np.where(is_wait, 0, count),
+        busy_ns=np.where(is_wait, 0, own_ns),
+        wait_ns=np.where(is_wait, own_ns, 0),
+        sent=np.where(sends, count, 0),
+        taken=np.where(takes, count, 0),
+    )
+    return tuple(WorkLoad(rank, names[place] if names else str(place), *sums) for rank, place, *sums in found.rows())
 
 
 def _token_bytes(settings: Mapping[str, Any]) -> int | None:
@@ -327,56 +327,44 @@ def _num_experts(
     return max(named, in_use) if isinstance(named, int) and not lacks_ranks(timeline) else in_use
 
 
-def _expert_loads(timeline: Timeline, events: Sequence[EventRows], own_ns: Int64) -> tuple[WorkLoad, ...]:
+def _expert_loads(sums: BalanceSums) -> tuple[WorkLoad, ...]:
     """All work for experts on the ranks where they live: those that receive their tokens, or compute for them."""
-    home = _Cells.of_experts(timeline, [event for event in events if event.takes or event.computes], own_ns)
-    cells = _Cells.of_experts(timeline, events, own_ns)
-    num_experts = int(cells.place.max(initial=-1)) + 1
-    cells = cells.take(np.isin(cells.rank * num_experts + cells.place, home.rank * num_experts + home.place))
-    return cells.loads(cells.place)
+    home = {*zip(*(column.tolist() for column in sums.at_home.keys[:2]), strict=True)}
+    rank, expert = (column.tolist() for column in sums.of_experts.keys[:2])
+    is_home = np.array([place in home for place in zip(rank, expert, strict=True)], bool)
+    loads = sums.of_experts.take(is_home)
+    return _by_key(loads, loads.keys[1])
 
 
-def _links(
-    timeline: Timeline, events: Sequence[EventRows], token_bytes: int | None, limit: LinkLimit | None
-) -> tuple[Link, ...]:
+def _links(timeline: Timeline, events: Sequence[EventRows]) -> Sums:
+    """Those between different ranks."""
     parts = []
     for event in events:
         if event.sends or (event.is_signal and event.has("peer")):
             peer = event.field(timeline, "peer")
             away = np.flatnonzero(peer != event.rank)
-            pairs = group_rows(len(away), event.rank[away], peer[away])
-            tokens = pairs.count() if event.sends else np.zeros(len(pairs), np.int64)
-            parts.append((event.row[away], pairs, tokens))
-    source, destination, tokens = join_columns(((*pairs.columns, tokens) for _, pairs, tokens in parts), 3)
-    every = group_rows(len(source), source, destination)
-    first = np.cumsum([0, *(len(pairs) for _, pairs, _ in parts)])
-    numbered = zip(first[:-1].tolist(), parts, strict=True)
-    row, owner = join_columns(((row, every.group[start + pairs.group]) for start, (row, pairs, _) in numbered), 2)
-    busy = union_ns(timeline.spans, row, owner, len(every))
-    table = zip(*(column.tolist() for column in (*every.columns, every.sum(tokens), busy)), strict=True)
-    links = []
-    for source_rank, peer_rank, num_tokens, ns in table:
+            parts.append((event.row[away], event.rank[away], peer[away], np.full(len(away), int(event.sends))))
+    row, source, destination, tokens = join_columns(parts, 4)
+    links = group_rows(len(row), source, destination)
+    busy_ns = union_ns(timeline.spans, row, links.group, len(links))
+    return Sums(links.columns, {"tokens": links.sum(tokens), "busy_ns": busy_ns})
+
+
+def _rated(links: Sums, token_bytes: int | None, limit: LinkLimit | None) -> tuple[Link, ...]:
+    """The busiest first."""
+    found = []
+    for source, destination, num_tokens, ns in links.rows():
         size = num_tokens * token_bytes if token_bytes is not None else None
-        of_pair = limit.get((source_rank, peer_rank)) if isinstance(limit, Mapping) else limit
+        of_pair = limit.get((source, destination)) if isinstance(limit, Mapping) else limit
         rate = size / ns if size is not None and ns else None
-        links.append(Link(source_rank, peer_rank, num_tokens, size, ns, rate, of_pair))
-    return tuple(sorted(links, key=lambda link: -link.busy_ns))
+        found.append(Link(source, destination, num_tokens, size, ns, rate, of_pair))
+    return tuple(sorted(found, key=lambda link: -link.busy_ns))
 
 
-def _overlaps(timeline: Timeline, events: Sequence[EventRows]) -> tuple[Overlap, ...]:
+def _overlaps(timeline: Timeline, sums: BalanceSums) -> tuple[Overlap, ...]:
     """Both together cover what one alone does, plus the other, less what they share."""
-    count = max((rank.rank for rank in timeline.ranks), default=-1) + 1
-    moves = [event for event in events if event.sends or event.takes or event.is_signal]
-    computes = [event for event in events if event.computes]
-
-    def covered(chosen: Sequence[EventRows]) -> Int64:
-        rank, row = join_columns(((event.rank, event.row) for event in chosen), 2)
-        return union_ns(timeline.spans, row, rank, count)
-
-    communication, compute = covered(moves), covered(computes)
-    either = covered(moves + computes) if moves and computes else communication + compute
-    both = communication + compute - either
+    both = sums.communication_ns + sums.compute_ns - sums.either_ns
     return tuple(
-        Overlap(rank, int(communication[rank]), int(both[rank]))
+        Overlap(rank, int(sums.communication_ns[rank]), int(both[rank]))
         for rank in sorted(entry.rank for entry in timeline.ranks)
     )

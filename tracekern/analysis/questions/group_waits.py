@@ -3,44 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import About, Partial, Sums
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.timeline.model import Timeline
 
 
 @dataclass(frozen=True)
-class GroupWaits:
+class GroupWaits(Partial):
     """The waits for other ranks in kernels of one group, over all its communicators."""
 
-    name: str
+    name: About[str]
     """ "" where it has none."""
-    label: str
+    label: About[str]
     """Its name, or else its ranks."""
-    ranks: tuple[int, ...]
-    wait_ns: int
-    """Summed over all warps."""
-    awaited: int
-    """The rank that they waited for longest; -1 where they waited for none."""
-    awaited_ns: int
+    ranks: About[tuple[int, ...]]
+    by_peer: dict[int, int]
+    """Rank -> for how many ns it was waited for, summed over all warps."""
+
+    @property
+    def wait_ns(self) -> int:
+        """All of them."""
+        return sum(self.by_peer.values())
+
+    @property
+    def awaited(self) -> int:
+        """The rank that they waited for longest; -1 where they waited for none."""
+        return max(sorted(self.by_peer), key=self.by_peer.__getitem__, default=-1)
+
+    @property
+    def awaited_ns(self) -> int:
+        """How long they waited for that rank."""
+        return max(self.by_peer.values(), default=0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        names = ("name", "label", "ranks", "wait_ns", "awaited", "awaited_ns")
+        return {name: getattr(self, name) for name in names}
 
 
-def waits_by_group(timeline: Timeline, waits: Waits) -> tuple[GroupWaits, ...]:
-    """One for each group of some of the run's ranks, that which waited longest first; () where there is none."""
+def waits_by_group(timeline: Timeline, waits: Waits) -> dict[int, GroupWaits]:
+    """One for each group of some of the run's ranks, by its number; none where there is no such group."""
     number: dict[tuple[str, str, tuple[int, ...]], int] = {}
     of_launch = np.full(len(timeline.launches) + 1, -1)
     for idx, launch in enumerate(timeline.launches):
         if members := launch.members:
             of_launch[idx] = number.setdefault((members.name, members.label, members.ranks), len(number))
     between = np.flatnonzero((waits.peer >= 0) & (waits.peer != waits.rank))
-    pairs = group_rows(len(between), of_launch[waits.launch[between]], waits.peer[between])
-    sums = pairs.sum(waits.wait_ns[between])
-    found = []
-    for group, place in number.items():
-        mine = np.flatnonzero(pairs.columns[0] == place)
-        longest = mine[sums[mine].argmax()] if len(mine) else -1
-        awaited = (int(pairs.columns[1][longest]), int(sums[longest])) if len(mine) else (-1, 0)
-        found.append(GroupWaits(*group, int(sums[mine].sum()), *awaited))
-    return tuple(sorted(found, key=lambda one: -one.wait_ns))
+    pairs = Sums.of((of_launch[waits.launch[between]], waits.peer[between]), ns=waits.wait_ns[between])
+    found: dict[int, dict[int, int]] = {place: {} for place in number.values()}
+    for place, peer, ns in pairs.rows():
+        if place >= 0:
+            found[place][peer] = ns
+    return {place: GroupWaits(*group, found[place]) for group, place in number.items()}
+
+
+def longest_first(groups: dict[int, GroupWaits]) -> tuple[GroupWaits, ...]:
+    """Those that waited longest first."""
+    return tuple(sorted(groups.values(), key=lambda one: -one.wait_ns))

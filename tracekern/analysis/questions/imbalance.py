@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Sums
 from tracekern.analysis.waits.analyze import Phase, PhaseNumbers
 from tracekern.timeline.columns import parts_by_track
-from tracekern.timeline.facts.stages import Stages
+from tracekern.timeline.facts.stages import stages_of
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline
 
@@ -18,40 +18,52 @@ from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timelin
 @dataclass(frozen=True)
 class Imbalance:
     phase: Phase
-    busiest_rank: int
-    max_ns: int
-    mean_ns: float
-    """Over all ranks that are compared in its stage, those that did nothing included."""
     busy_ns: dict[int, int]
-    """Rank -> time of its warps in spans of this phase while no wait inside them is open."""
+    """Rank -> time of its warps in spans of this phase while no wait inside them is open; of all ranks that are
+    compared in its stage."""
+
+    @property
+    def busiest_rank(self) -> int:
+        return max(self.busy_ns, key=lambda rank: (self.busy_ns[rank], -rank))
+
+    @property
+    def max_ns(self) -> int:
+        return self.busy_ns[self.busiest_rank]
+
+    @property
+    def mean_ns(self) -> float:
+        return sum(self.busy_ns.values()) / len(self.busy_ns)
 
     @property
     def imbalance_ns(self) -> float:
         return self.max_ns - self.mean_ns
 
 
-def work_imbalance(timeline: Timeline) -> tuple[Imbalance, ...]:
-    """One row for each phase of work, largest imbalance first."""
+def work_of_ranks(timeline: Timeline) -> Sums:
+    """`ns` by phase, as PhaseNumbers number them, and rank: time of warps in spans of work without waits inside."""
     phases, rank_of_track = PhaseNumbers(timeline), timeline.track_ranks()
     is_wait, is_work = (timeline.events_of(wanted) for wanted in (EventClass.WAIT, EventClass.WORK))
-    busy: dict[Phase, dict[int, int]] = {}
+    none = np.empty(0, np.int64)
+    found = [Sums.of((none, none), ns=none)]
     for _, spans in parts_by_track(timeline.spans):
         closed = spans.end != OPEN_END
         row, waits = (np.flatnonzero(closed & of_event[spans.event]) for of_event in (is_work, is_wait))
-        groups = group_rows(len(row), phases.of(spans, row), rank_of_track[spans.track[row]])
-        sums = groups.sum(spans.end[row] - spans.start[row] - _waits_inside(spans, row, waits))
-        for number, rank, ns in zip(*(column.tolist() for column in (*groups.columns, sums)), strict=True):
-            of_rank = busy.setdefault(phases[number], {})
-            of_rank[rank] = of_rank.get(rank, 0) + ns
-    found, stages = [], Stages(timeline)
+        ns = spans.end[row] - spans.start[row] - _waits_inside(spans, row, waits)
+        found.append(Sums.of((phases.of(spans, row), rank_of_track[spans.track[row]]), ns=ns))
+    return Sums.total(found)
+
+
+def work_imbalance(timeline: Timeline, work: Sums | None = None) -> tuple[Imbalance, ...]:
+    """One row for each phase of work, largest imbalance first. work: work_of_ranks(), of the timeline by default."""
+    phases, stages, busy = PhaseNumbers(timeline), stages_of(timeline), dict[Phase, dict[int, int]]()
     compared = dict(zip(stages.names, stages.has_rank, strict=True))
+    for number, rank, ns in (work_of_ranks(timeline) if work is None else work).rows():
+        busy.setdefault(phases[number], {})[rank] = ns
+    found = []
     for about in sorted(busy):
         is_compared = compared.get(about.stage, np.ones(len(timeline.ranks), bool))
         among = itertools.compress(timeline.ranks, is_compared)
-        of_rank = {rank.rank: busy[about].get(rank.rank, 0) for rank in among}
-        busiest = max(of_rank, key=lambda rank: (of_rank[rank], -rank))
-        mean = sum(of_rank.values()) / len(of_rank)
-        found.append(Imbalance(about, busiest, of_rank[busiest], mean, of_rank))
+        found.append(Imbalance(about, {rank.rank: busy[about].get(rank.rank, 0) for rank in among}))
     return tuple(sorted(found, key=lambda one: -one.imbalance_ns))
 
 

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.doubt import Bound, late_limits
+from tracekern.analysis.partial import About, Partial
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.formatting import brief
 from tracekern.timeline.model import Int64, Timeline
 
 
 @dataclass(frozen=True)
-class NodeWaits:
+class NodeWaits(Partial):
     """[n, n] over `nodes`: row = the node that waits, column = the node waited for. Waits of all warps are summed.
 
     A rank's waits for its own warps are in none of the cells, nor are waits for an unknown rank.
     """
 
-    nodes: tuple[str, ...]
-    ranks: tuple[tuple[int, ...], ...]
+    nodes: About[tuple[str, ...]]
+    ranks: About[tuple[tuple[int, ...], ...]]
     """[n] the ranks of each node."""
     count: Int64
     wait_ns: Int64

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.timeline.facts.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.intervals import union_ns, unions
 from tracekern.timeline.join.host_lanes import is_torch_lane
 from tracekern.timeline.model import OPEN_END, Int64, Timeline, TrackKind
@@ -56,7 +56,7 @@ def stream_overlaps(timeline: Timeline) -> tuple[StreamOverlap, ...]:
 
     Works on unaligned Timelines too: nothing is compared across ranks.
     """
-    spans, is_measured = timeline.spans, LaunchIterations(timeline).is_measured
+    spans, is_measured = timeline.spans, launch_iterations(timeline).is_measured
     row = np.flatnonzero(timeline.tracks_of(TrackKind.LAUNCH)[spans.track])
     row = row[(spans.end[row] != OPEN_END) & (spans.launch[row] >= 0)]
     row = row[is_measured[spans.launch[row]]]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Sums
 from tracekern.analysis.questions.balance import EventRows, join_columns, rows_by_event
 from tracekern.timeline.model import Int64, Timeline, unpack_field
 from tracekern.timeline.table import Table
@@ -63,29 +64,30 @@ class ReceiveMatrix(Table):
         return self.take(self.rank == rank)
 
 
-def receive_matrix(timeline: Timeline) -> ReceiveMatrix | None:
+def receive_matrix(timeline: Timeline, received: Sums | None = None) -> ReceiveMatrix | None:
     """Sums up waits and copies by pair. None where the timeline has no such waits that ended.
 
-    Works on unaligned Timelines too: nothing is compared across ranks.
+    Works on unaligned Timelines too: nothing is compared across ranks. received: sums_of_pairs(), of the timeline by
+    default.
     """
+    received = sums_of_pairs(timeline) if received is None else received
+    return ReceiveMatrix(*received.keys, **received.values) if received["waits"].any() else None
+
+
+def sums_of_pairs(timeline: Timeline) -> Sums:
+    """The columns of a ReceiveMatrix, by its first three."""
     events = rows_by_event(timeline)
-    waits = [event for event in events if _waits_for_count(event)]
-    if not waits:
-        return None
-    copies = [event for event in events if _copies(event)]
+    waits, copies = ([event for event in events if is_it(event)] for is_it in (_waits_for_count, _copies))
     parts = [*_parts(timeline, waits, source="peer"), *_parts(timeline, copies, source="src_rank")]
     rank, local_expert, source, tokens, is_wait, ns = join_columns(parts, 6)
-    pairs = group_rows(len(rank), rank, local_expert, source)
-    of_rank, of_expert, of_source = pairs.columns
-    return ReceiveMatrix(
-        rank=of_rank,
-        local_expert=of_expert,
-        source=of_source,
-        waits=pairs.sum(is_wait),
-        tokens=pairs.sum(tokens),
-        wait_ns=pairs.sum(np.where(is_wait, ns, 0)),
-        copies=pairs.sum(~is_wait),
-        copy_ns=pairs.sum(np.where(is_wait, 0, ns)),
+    is_wait = is_wait.astype(bool)
+    return Sums.of(
+        (rank, local_expert, source),
+        waits=is_wait,
+        tokens=tokens,
+        wait_ns=np.where(is_wait, ns, 0),
+        copies=~is_wait,
+        copy_ns=np.where(is_wait, 0, ns),
     )
 
 

@@ -10,7 +10,8 @@ from enum import Enum
 
 import numpy as np
 
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Sums
+from tracekern.analysis.questions.staging import launch_names
 from tracekern.timeline.facts.stage_fill import closed_rows
 from tracekern.timeline.model import Int64, Timeline
 from tracekern.timeline.table import Table
@@ -68,11 +69,28 @@ class RingSteps(Table):
         return Limit.CONSUMERS if work > wait + int(self.rest_ns[row]) else None
 
 
-def ring_steps(timeline: Timeline) -> RingSteps | None:
+def ring_steps(timeline: Timeline, sums: Sums | None = None) -> RingSteps | None:
     """Sums up the steps of all rings. None where no tile of a consumer has any.
 
-    Works on unaligned Timelines too: nothing is compared across ranks.
+    Works on unaligned Timelines too: nothing is compared across ranks. sums: sums_of_tiles(), of the timeline by
+    default.
     """
+    sums = sums_of_tiles(timeline) if sums is None else sums
+    if not sums["tiles"].any():
+        return None
+    rank, kernel = sums.keys
+    known, kernel = np.unique(kernel, return_inverse=True)
+    names = launch_names(timeline)
+    consumers, produced = (
+        np.stack([sums[name] for name in steps], axis=1) for steps in (CONSUMER_STEPS, PRODUCER_STEPS)
+    )
+    decode = np.minimum(sums[SAMPLE], consumers[:, 1])  # an estimate may exceed what it is a part of
+    kernels = tuple(names[number] for number in known.tolist())
+    return RingSteps(rank, kernel, sums["tiles"], sums[TILE], consumers, decode, produced, kernels)
+
+
+def sums_of_tiles(timeline: Timeline) -> Sums:
+    """By rank and kernel, as launch_names() number them: `tiles` that have steps, and ns of these and of each step."""
     spans = timeline.spans
     tile = closed_rows(timeline, TILE)
     steps = [closed_rows(timeline, name) for name in (*CONSUMER_STEPS, SAMPLE)]
@@ -84,15 +102,11 @@ def ring_steps(timeline: Timeline) -> RingSteps | None:
     is_inside = (which >= 0) & (last >= 0)
     outer = row[which < 0][last] if len(tile) else row
     is_inside &= (spans.track[row] == spans.track[outer]) & (spans.end[row] <= spans.end[outer])
-    if not is_inside.any():
-        return None
     detailed = np.unique(outer[is_inside])
     producers = [closed_rows(timeline, name) for name in PRODUCER_STEPS]
     every = np.concatenate([detailed, row[is_inside], *producers])
-    names = [timeline.launches[launch].name for launch in spans.launch[every].tolist()]
-    kernels = tuple(sorted(set(names)))
-    kernel = np.array([kernels.index(name) for name in names], np.int64)
-    groups = group_rows(len(every), timeline.track_ranks()[spans.track[every]], kernel)
+    number = {name: idx for idx, name in enumerate(launch_names(timeline))}
+    kernel = np.array([*(number[launch.name] for launch in timeline.launches), -1], np.int64)
     # 0: a tile, then the steps in the order of their names.
     sizes = [len(detailed), int(is_inside.sum()), *map(len, producers)]
     part = np.repeat([0, 1, 1 + len(steps), 2 + len(steps)], sizes)
@@ -100,8 +114,7 @@ def ring_steps(timeline: Timeline) -> RingSteps | None:
     ns = spans.end[every] - spans.start[every]
     is_sample = part == len(steps)
     ns[is_sample] *= timeline.field(every[is_sample], "decodes")
-    sums = [groups.sum(np.where(part == number, ns, 0)) for number in range(1 + len(steps) + len(producers))]
-    consumers, produced = np.stack(sums[1 : len(steps)], axis=1), np.stack(sums[1 + len(steps) :], axis=1)
-    decode = np.minimum(sums[len(steps)], consumers[:, 1])  # an estimate may exceed what it is a part of
-    rank, own_kernel = groups.columns
-    return RingSteps(rank, own_kernel, groups.sum(part == 0), sums[0], consumers, decode, produced, kernels)
+    names = (TILE, *CONSUMER_STEPS, SAMPLE, *PRODUCER_STEPS)
+    of_parts = {name: np.where(part == place, ns, 0) for place, name in enumerate(names)}
+    keys = timeline.track_ranks()[spans.track[every]], kernel[spans.launch[every]]
+    return Sums.of(keys, tiles=part == 0, **of_parts)

@@ -15,7 +15,7 @@ import numpy as np
 from tracekern.analysis.groups import median_of_groups
 from tracekern.analysis.questions.idle import idle_of_launches
 from tracekern.formatting import brief
-from tracekern.timeline.facts.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import LaunchIterations, launch_iterations
 from tracekern.timeline.model import OPEN_END, Float64, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.select import Window, reaches_into
 
@@ -94,20 +94,31 @@ def _plain(row: StageTime) -> dict[str, Any]:
     return {**name, "num_calls": list(row.num_calls), **of_ranks, "mean_ns": row.mean_ns, "imbalance": row.imbalance}
 
 
-def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
-    """The times of a Timeline in ns; with a window, of the launches that reach into it."""
-    iterations = LaunchIterations(timeline)
+def idle_times(timeline: Timeline, window: Window | None = None) -> Int64:
+    """[num_launches] ns in which no warp works, of those that stage_times() looks at; 0 of others."""
+    (launch, start, end), _ = _ended_launches(timeline, launch_iterations(timeline).is_start_up, window)
+    idle = np.zeros(len(timeline.launches), np.int64)
+    idle[launch] = idle_of_launches(timeline, launch, start, end)
+    return idle
+
+
+def stage_times(timeline: Timeline, window: Window | None = None, idle_ns: Int64 | None = None) -> StageTimes:
+    """The times of a Timeline in ns; with a window, of the launches that reach into it.
+
+    idle_ns: idle_times(), of the timeline by default.
+    """
+    of_launch_ns = idle_times(timeline, window) if idle_ns is None else idle_ns
+    iterations = launch_iterations(timeline)
     (launch, start, end), num_open = _ended_launches(timeline, iterations.is_start_up, window)
     ranks = tuple(rank.rank for rank in timeline.ranks)
     rank = np.array([ranks.index(timeline.launches[idx].rank) for idx in launch.tolist()], np.int64)
     records = [(timeline.launches[idx].records_lost, timeline.launches[idx].records_overwritten) for idx in launch]
     is_cut = np.array([any(missing) for missing in records], bool)
     length = end - start
-    idle = np.full(len(launch), np.nan)
-    idle[~is_cut] = idle_of_launches(timeline, launch[~is_cut], start[~is_cut], end[~is_cut])
+    idle = np.where(is_cut, np.nan, of_launch_ns[launch])
     measured = iterations.is_measured | (iterations.of_launch < 0)
     is_counted = measured[launch] if measured[launch].any() else np.ones(len(launch), bool)
-    kernel_ns, idle_ns = (
+    kernel_ns, kernel_idle_ns = (
         tuple(int(values[~is_cut & (rank == place)].sum()) for place in range(len(ranks))) for values in (length, idle)
     )
     launch, rank, length = (column[is_counted] for column in (launch, rank, length))
@@ -124,7 +135,7 @@ def stage_times(timeline: Timeline, window: Window | None = None) -> StageTimes:
         together=_together(iterations, launch, rank, length, idle, ranks),
         is_first_left_out=not is_counted.all(),
         kernel_ns=kernel_ns,
-        idle_ns=idle_ns,
+        idle_ns=kernel_idle_ns,
         num_open=num_open,
         num_cut=int(is_cut.sum()),
     )

@@ -6,12 +6,11 @@ whose events are named as below and have a field `group`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Sums
 from tracekern.analysis.questions.balance import EventRows, join_columns, rows_by_event
 from tracekern.timeline.model import Int64, Timeline
 from tracekern.timeline.table import Table
@@ -55,16 +54,31 @@ class Staging(Table):
         return self.take(self.kernel == self.kernels.index(kernel))
 
 
-def staging(timeline: Timeline) -> Staging | None:
+def staging(timeline: Timeline, sums: Sums | None = None) -> Staging | None:
     """Sums up the steps of all sweeps. None where no sweep has any.
 
-    Works on unaligned Timelines too: nothing is compared across ranks.
+    Works on unaligned Timelines too: nothing is compared across ranks. sums: sums_of_sweeps(), of the timeline by
+    default.
     """
+    sums = sums_of_sweeps(timeline) if sums is None else sums
+    if not len(sums):
+        return None
+    rank, kernel, expert, warp = sums.keys
+    known, kernel = np.unique(kernel, return_inverse=True)
+    names = launch_names(timeline)
+    return Staging(rank, kernel, expert, warp, **sums.values, kernels=tuple(names[number] for number in known.tolist()))
+
+
+def launch_names(timeline: Timeline) -> list[str]:
+    """What launches are called, sorted."""
+    return sorted({launch.name for launch in timeline.launches})
+
+
+def sums_of_sweeps(timeline: Timeline) -> Sums:
+    """The columns of a Staging, by its first four; kernels are numbered as launch_names()."""
     events = [event for event in rows_by_event(timeline) if event.is_work]
     sweeps = [event for event in events if event.about.name == _SWEEP and event.has("expert")]
     steps = [event for event in events if event.about.name in _STEPS and event.has("group")]
-    if not sweeps or not steps:
-        return None
     spans = timeline.spans
     row, name, number = join_columns((*_columns(timeline, sweeps, "expert"), *_columns(timeline, steps, "group")), 3)
     order = np.lexsort((name, spans.start[row], spans.track[row]))  # a sweep, then its steps, a `stage` first
@@ -72,11 +86,9 @@ def staging(timeline: Timeline) -> Staging | None:
     is_sweep = name == _NAMES.index(_SWEEP)
     sweep_row, expert = row[is_sweep], number[is_sweep]
     last = np.cumsum(is_sweep) - 1  # the sweep that began last, on whatever track
-    outer = sweep_row[last]
+    outer = np.append(sweep_row, -1)[last]
     is_inside = ~is_sweep & (last >= 0) & (spans.track[row] == spans.track[outer])
     is_inside &= spans.end[row] <= spans.end[outer]
-    if not is_inside.any():
-        return None
     # Sweeps that have steps, by number; the columns of steps from here on.
     which, sweep = np.unique(last[is_inside], return_inverse=True)
     row, name, group = row[is_inside], name[is_inside], number[is_inside]
@@ -104,17 +116,15 @@ def _largest_so_far(sweep: Int64, group: Int64) -> Int64:
     return largest
 
 
-def _sum_up(timeline: Timeline, sweep_row: Int64, expert: Int64, sweep: Int64, columns: tuple[Int64, ...]) -> Staging:
+def _sum_up(timeline: Timeline, sweep_row: Int64, expert: Int64, sweep: Int64, columns: tuple[Int64, ...]) -> Sums:
     """sweep_row, expert: of each sweep. sweep: of each step. columns: of steps, as Staging has them."""
-    spans = timeline.spans
-    launch_names = [timeline.launches[launch].name for launch in spans.launch[sweep_row].tolist()]
-    kernels = tuple(sorted(set(launch_names)))
-    kernel = np.array([kernels.index(name) for name in launch_names], np.int64)
-    rank = timeline.track_ranks()[spans.track[sweep_row]]
-    warp = np.array([track.warp for track in timeline.tracks], np.int64)[spans.track[sweep_row]]
-    found = group_rows(len(sweep_row), rank, kernel, expert, warp)
-    of_step = replace(found, group=found.group[sweep])
-    sweep_ns = found.sum(spans.end[sweep_row] - spans.start[sweep_row])
-    values = (*found.columns, found.count(), sweep_ns, *map(of_step.sum, columns), kernels)
-    named: dict[str, Any] = {field.name: value for field, value in zip(fields(Staging), values, strict=True)}
-    return Staging(**named)
+    spans, names = timeline.spans, launch_names(timeline)
+    number = {name: idx for idx, name in enumerate(names)}
+    of_launch = np.array([*(number[launch.name] for launch in timeline.launches), -1], np.int64)
+    track = spans.track[sweep_row]
+    warp = np.array([track.warp for track in timeline.tracks], np.int64)[track]
+    keys = timeline.track_ranks()[track], of_launch[spans.launch[sweep_row]], expert, warp
+    of_sweeps = [np.bincount(sweep, column, len(sweep_row)).astype(np.int64) for column in columns]
+    values = np.ones(len(sweep_row), np.int64), spans.end[sweep_row] - spans.start[sweep_row], *of_sweeps
+    named = [field.name for field in fields(Staging)][len(keys) : -1]
+    return Sums.of(keys, **dict(zip(named, values, strict=True)))

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Partial, add
 from tracekern.formatting import brief
 from tracekern.timeline.columns import parts_by_track
 from tracekern.timeline.facts.open_spans import end_waits
 from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import (
-    OPEN_END,
     UNCOUNTED_LOSS_KINDS,
     EventClass,
+    Int64,
     Spans,
     Timeline,
     TrackKind,
@@ -26,62 +27,102 @@ from tracekern.timeline.model import (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class EventCount:
     """Spans of one event on the device tracks of one rank; one that never closed lasts 0 ns, but for waits."""
 
     count: int
     total_ns: int
     longest_ns: int
-    longest: int
-    """The first of the longest: index into Timeline.spans."""
+    place: tuple[int, int]
+    """Track and start of the longest; of several that are as long, the first."""
+    peer: int
+    """The rank that it was about; -1 where the event names no peer."""
+
+    def __add__(self, other: EventCount) -> EventCount:
+        longest = min(self, other, key=lambda one: (-one.longest_ns, one.place))
+        return dataclasses.replace(longest, count=self.count + other.count, total_ns=self.total_ns + other.total_ns)
 
 
-class SpanCounts:
+@dataclass(frozen=True)
+class Extent:
+    """Time from the first event to the last."""
+
+    first: int
+    last: int
+
+    def __add__(self, other: Extent) -> Extent:
+        return Extent(min(self.first, other.first), max(self.last, other.last))
+
+
+@dataclass(frozen=True)
+class SpanCounts(Partial):
     """Arrays are [num_tracks]; times are those of device tracks alone, 0 for others."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        num_tracks = len(timeline.tracks)
-        self.spans = np.diff(np.searchsorted(timeline.spans.track, np.arange(num_tracks + 1, dtype=np.int32)))
-        self.open_spans = np.bincount(timeline.spans.track[timeline.spans.is_open], minlength=num_tracks)
-        self.busy_ns = np.zeros(num_tracks, np.int64)
-        """Time in closed spans and endless waits. Time in several at once counts once."""
-        self.wait_ns = np.zeros(num_tracks, np.int64)
-        """Time in waits, likewise."""
-        self.events: dict[tuple[int, int], EventCount] = {}
-        """(rank, number of the event) -> its spans."""
-        self._rank_of_track = timeline.track_ranks()
-        self._is_device = timeline.tracks_of(TrackKind.DEVICE)
-        self._is_wait = timeline.events_of(EventClass.WAIT)
-        for start, spans in parts_by_track(end_waits(timeline).spans):
-            self._add_tracks(spans)
-            self._add_events(start, spans)
+    num_flows: int
+    spans: Int64
+    open_spans: Int64
+    marks: Int64
+    busy_ns: Int64
+    """Time in closed spans and endless waits. Time in several at once counts once."""
+    wait_ns: Int64
+    """Time in waits, likewise."""
+    events: dict[tuple[int, int], EventCount]
+    """(rank, number of the event) -> its spans."""
+    extent: dict[int, Extent]
+    """Of all ranks (-1) where their clocks are on one axis, else of each, without its host."""
 
-    def _add_tracks(self, spans: Spans) -> None:
-        first = np.flatnonzero(np.append(True, spans.track[1:] != spans.track[:-1]))
-        track, closed = spans.track[first], spans.end != OPEN_END
-        closed &= self._is_device[spans.track]
-        self.busy_ns[track] = np.add.reduceat(exposed(spans, closed), first)
-        self.wait_ns[track] = np.add.reduceat(exposed(spans, closed & self._is_wait[spans.event]), first)
+    @classmethod
+    def of(cls, timeline: Timeline) -> SpanCounts:
+        spans, num_tracks = timeline.spans, len(timeline.tracks)
+        is_device, is_wait = timeline.tracks_of(TrackKind.DEVICE), timeline.events_of(EventClass.WAIT)
+        busy_ns, wait_ns = np.zeros((2, num_tracks), np.int64)
+        events: dict[tuple[int, int], EventCount] = {}
+        for _, part in parts_by_track(end_waits(timeline).spans):
+            first = np.flatnonzero(np.append(True, part.track[1:] != part.track[:-1]))
+            closed = ~part.is_open & is_device[part.track]
+            busy_ns[part.track[first]] = np.add.reduceat(exposed(part, closed), first)
+            wait_ns[part.track[first]] = np.add.reduceat(exposed(part, closed & is_wait[part.event]), first)
+            events = add(events, _count_events(timeline, part.take(np.flatnonzero(is_device[part.track]))))
+        return cls(
+            num_flows=len(timeline.flows),
+            spans=np.bincount(spans.track, minlength=num_tracks),
+            open_spans=np.bincount(spans.track[spans.is_open], minlength=num_tracks),
+            marks=np.bincount(timeline.marks.track, minlength=num_tracks),
+            busy_ns=busy_ns,
+            wait_ns=wait_ns,
+            events=events,
+            extent=_extent(timeline),
+        )
 
-    def _add_events(self, start: int, spans: Spans) -> None:
-        """start: index of the first of `spans` in the Timeline."""
-        row = np.flatnonzero(self._is_device[spans.track])
-        groups = group_rows(len(row), self._rank_of_track[spans.track[row]], spans.event[row])
-        duration = np.where(spans.end[row] == OPEN_END, 0, spans.end[row] - spans.start[row])
-        longest_ns = groups.largest(duration)
-        candidates = np.flatnonzero(duration == longest_ns[groups.group])[::-1]
-        longest = np.empty(len(groups), np.int64)
-        longest[groups.group[candidates]] = row[candidates] + start  # from the back: the first stays
-        columns = (*groups.columns, groups.count(), groups.sum(duration), longest_ns, longest)
-        for rank, event, *numbers in zip(*(column.tolist() for column in columns), strict=True):
-            found = EventCount(*numbers)
-            if before := self.events.get((rank, event)):
-                found.count += before.count
-                found.total_ns += before.total_ns
-                if before.longest_ns >= found.longest_ns:
-                    found.longest_ns, found.longest = before.longest_ns, before.longest
-            self.events[rank, event] = found
+
+def _count_events(timeline: Timeline, spans: Spans) -> dict[tuple[int, int], EventCount]:
+    """By rank and event."""
+    groups = group_rows(len(spans), timeline.track_ranks()[spans.track], spans.event)
+    duration = np.where(spans.is_open, 0, spans.end - spans.start)
+    longest_ns = groups.largest(duration)
+    candidates = np.flatnonzero(duration == longest_ns[groups.group])[::-1]
+    longest = np.empty(len(groups), np.int64)
+    longest[groups.group[candidates]] = candidates  # from the back: the first stays
+    columns = (*groups.columns, groups.count(), groups.sum(duration), longest_ns, longest)
+    found = {}
+    for rank, event, count, total_ns, of_longest_ns, row in zip(*(column.tolist() for column in columns), strict=True):
+        peer = field_values(timeline.events[event], "peer", spans, [row])
+        place = int(spans.track[row]), int(spans.start[row])
+        own = EventCount(count, total_ns, of_longest_ns, place, -1 if peer is None else int(peer[0]))
+        found[rank, event] = own
+    return found
+
+
+def _extent(timeline: Timeline) -> dict[int, Extent]:
+    spans, marks = timeline.spans, timeline.marks
+    starts, ends = np.append(spans.start, marks.time), np.append(np.maximum(spans.start, spans.end), marks.time)
+    if timeline.aligned:
+        return {-1: Extent(int(starts.min()), int(ends.max()))} if len(starts) else {}
+    track = np.append(spans.track, marks.track)
+    of_rank = np.where(timeline.tracks_of(TrackKind.HOST)[track], -1, timeline.track_ranks()[track])
+    rows = {rank.rank: np.flatnonzero(of_rank == rank.rank) for rank in timeline.ranks}
+    return {rank: Extent(int(starts[own].min()), int(ends[own].max())) for rank, own in rows.items() if len(own)}
 
 
 @dataclass(frozen=True)
@@ -168,30 +209,18 @@ class Summary:
         return dict(plain(dataclasses.asdict(self)))
 
 
-def summarize(timeline: Timeline) -> Summary:
-    """Numbers of a Timeline in ns."""
-    counts = SpanCounts(timeline)
+def summarize(timeline: Timeline, counts: SpanCounts | None = None) -> Summary:
+    """Numbers of a Timeline in ns. counts: of the timeline by default."""
+    counts = SpanCounts.of(timeline) if counts is None else counts
     return Summary(
         title=timeline.title,
         aligned=timeline.aligned,
-        num_spans=len(timeline.spans),
-        num_flows=len(timeline.flows),
-        duration_ns=_duration_ns(timeline),
+        num_spans=int(counts.spans.sum()),
+        num_flows=counts.num_flows,
+        duration_ns=max((extent.last - extent.first for extent in counts.extent.values()), default=0),
         ranks=tuple(_rank(timeline, rank.rank, counts) for rank in timeline.ranks),
         problems=count_problems(timeline.problems),
     )
-
-
-def _duration_ns(timeline: Timeline) -> int:
-    """From the first event to the last; without common clocks that of the rank that took longest by its own."""
-    spans, marks = timeline.spans, timeline.marks
-    starts, ends = np.append(spans.start, marks.time), np.append(np.maximum(spans.start, spans.end), marks.time)
-    if timeline.aligned:
-        return int(ends.max() - starts.min()) if len(starts) else 0
-    of_rank = timeline.track_ranks()[np.append(spans.track, marks.track)]
-    of_rank = np.where(timeline.tracks_of(TrackKind.HOST)[np.append(spans.track, marks.track)], -1, of_rank)
-    mine = [of_rank == rank.rank for rank in timeline.ranks]
-    return max((int(ends[rows].max() - starts[rows].min()) for rows in mine if rows.any()), default=0)
 
 
 def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
@@ -214,7 +243,7 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         num_device_tracks=kinds.count(TrackKind.DEVICE),
         num_host_tracks=kinds.count(TrackKind.HOST),
         num_spans=int(counts.spans[of_rank].sum()),
-        num_marks=int(of_rank[timeline.marks.track].sum()),
+        num_marks=int(counts.marks[of_rank].sum()),
         num_open_spans=int(counts.open_spans[of_rank].sum()),
         records_lost=sum(launch.records_lost for launch in lossy),
         has_lost_more=any(p.rank == rank and p.kind in UNCOUNTED_LOSS_KINDS for p in timeline.problems),
@@ -244,7 +273,6 @@ def _events(timeline: Timeline, rank: int, counts: SpanCounts) -> tuple[EventSum
         found = counts.events.get((rank, number))
         if found is None:
             continue
-        peer = field_values(about, "peer", timeline.spans, [found.longest])
         summaries.append(
             EventSummary(
                 event=about.name,
@@ -252,7 +280,7 @@ def _events(timeline: Timeline, rank: int, counts: SpanCounts) -> tuple[EventSum
                 count=found.count,
                 total_ns=found.total_ns,
                 longest_ns=found.longest_ns,
-                longest_peer=-1 if peer is None else int(peer[0]),
+                longest_peer=found.peer,
             )
         )
     return tuple(summaries)

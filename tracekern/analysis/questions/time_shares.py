@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.analysis.partial import About, Partial
 from tracekern.timeline.columns import parts_by_track
-from tracekern.timeline.facts.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.facts.open_spans import end_waits
 from tracekern.timeline.intervals import exposed
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Mask, Spans, Timeline, TrackKind
@@ -17,14 +18,14 @@ Int8 = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
-class TimeShares:
+class TimeShares(Partial):
     """ns of warp time, `[num_ranks]` each: over all warps of the rank, from the first record of a launch to its last.
 
     `work` is time inside some span but in no wait, signal or sync. A wait inside a signal counts as signal: the outer
     one opened first. The time of a launch before a warp's first record is no part of its time: it is `not_started`.
     """
 
-    ranks: tuple[int, ...]
+    ranks: About[tuple[int, ...]]
     work: Int64
     wait: Int64
     signal: Int64
@@ -47,7 +48,7 @@ def share_time(timeline: Timeline) -> TimeShares:
     Launches of start-up do not count.
     """
     timeline = end_waits(timeline)
-    is_counted = np.append(~LaunchIterations(timeline).is_start_up, True)
+    is_counted = np.append(~launch_iterations(timeline).is_start_up, True)
     is_device = timeline.tracks_of(TrackKind.DEVICE)
     class_idx = [_STALLS.index(event.event_class) if event.event_class in _STALLS else -1 for event in timeline.events]
     stall_of_event = np.array(class_idx, np.int8)

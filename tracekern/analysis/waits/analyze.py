@@ -20,7 +20,7 @@ from tracekern.errors import BadInput
 from tracekern.timeline.facts.open_spans import endless_waits, known_ends
 from tracekern.timeline.facts.roles import roles_of
 from tracekern.timeline.facts.span_facts import named_peers
-from tracekern.timeline.facts.stages import Stages
+from tracekern.timeline.facts.stages import stages_of
 from tracekern.timeline.intervals import one_line
 from tracekern.timeline.join.flows import waits_for_nobody
 from tracekern.timeline.model import (
@@ -135,6 +135,8 @@ class Waits(Table):
     wrong_order_ns: Int64
     """The part of late_sender during which another message was there that the track takes later in the same phase."""
     phases: tuple[Phase, ...]
+    phase_numbers: tuple[int, ...]
+    """[num_phases] of each the number that it has in all parts of the run, see PhaseNumbers."""
     roles: tuple[str, ...]
     arrivals: Flows
     """For waits at barriers of ranks: every arrival, not just the last."""
@@ -214,7 +216,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
     late = np.where(endless & (kind != WaitKind.OPAQUE), end - begin, late)
     track = spans.track[row]
     role_of_span, roles = roles_of(timeline, spans)
-    phase, phases = number_phases(timeline, row)
+    phase, phases, phase_numbers = number_phases(timeline, row)
     return Waits(
         row=row,
         kind=kind,
@@ -234,6 +236,7 @@ def analyze_waits(timeline: Timeline) -> Waits:
         slack_ns=slack,
         wrong_order_ns=_wrong_order(timeline, row, (kind == WaitKind.DATA) & ~endless, begin + late, done),
         phases=phases,
+        phase_numbers=phase_numbers,
         roles=roles,
         arrivals=arrivals,
         num_open=int(np.count_nonzero(is_wait & spans.is_open)),
@@ -244,7 +247,7 @@ class PhaseNumbers:
     """Numbers of the phases that a Timeline can have, in the order of their names."""
 
     def __init__(self, timeline: Timeline) -> None:
-        stages = Stages(timeline)
+        stages = stages_of(timeline)
         self._stages = sorted({*stages.names, ""})
         self._names = sorted({event.name for event in timeline.events})
         stage = {name: number for number, name in enumerate(self._stages)}
@@ -263,11 +266,13 @@ class PhaseNumbers:
         return Phase(self._stages[stage], self._names[name])
 
 
-def number_phases(timeline: Timeline, row: Int64) -> tuple[Int32, tuple[Phase, ...]]:
-    """([n] index into the phases, the phases) of the spans `row`; only phases that occur, sorted by name."""
+def number_phases(timeline: Timeline, row: Int64) -> tuple[Int32, tuple[Phase, ...], tuple[int, ...]]:
+    """([n] index into the phases, the phases, [num_phases] their PhaseNumbers) of the spans `row`; only phases that
+    occur, sorted by name."""
     numbers = PhaseNumbers(timeline)
     groups = group_rows(len(row), numbers.of(timeline.spans, row))
-    return groups.group.astype(np.int32), tuple(numbers[number] for number in groups.columns[0].tolist())
+    found = tuple(groups.columns[0].tolist())
+    return groups.group.astype(np.int32), tuple(numbers[number] for number in found), found
 
 
 def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, Int64]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Partial, Sums
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.analysis.waits.edges import of_events
 from tracekern.timeline.facts.open_spans import known_ends
@@ -56,66 +57,80 @@ class DryRing:
     """How long the receiver's kernels ran that have such waits."""
 
 
-def find_full_rings(timeline: Timeline, waits: Waits, window: Window | None = None) -> tuple[FullRing, ...]:
+def find_full_rings(
+    timeline: Timeline, waits: Waits, window: Window | None = None, starved: Starved | None = None
+) -> tuple[FullRing, ...]:
     """The rings that were full at some time, the largest share of the sender's kernels first.
 
-    waits: those that reach into the window; as they are, kernels are counted whole.
+    waits: those that reach into the window; as they are, kernels are counted whole. starved: find_starved() of kind
+    CREDIT, by default of these.
     """
-    channels = {event.channel for event in timeline.events if event.channel}
-    found = [
-        FullRing(channel.name, channel.initial, *starved)
-        for channel, starved in _starved(timeline, waits, WaitKind.CREDIT, channels, window)
-    ]
+    starved = find_starved(timeline, waits, WaitKind.CREDIT, window) if starved is None else starved
+    found = [FullRing(channel.name, channel.initial, *pair) for channel, pair in starved.by_pair(timeline)]
     return tuple(sorted(found, key=lambda ring: (-ring.share, ring.channel, ring.sender, ring.receiver)))
 
 
-def find_dry_rings(timeline: Timeline, waits: Waits, window: Window | None = None) -> tuple[DryRing, ...]:
-    """The rings that were empty at some time. Arguments as above."""
-    rings = {
-        (event.channel.tail, event.channel.key): event.channel.name
-        for event in timeline.events
-        if event.channel and event.channel.tail
-    }
-    tails = {event.channel for event in timeline.events if event.channel}
-    tails = {channel for channel in tails if (channel.name, channel.key) in rings}
+def find_dry_rings(
+    timeline: Timeline, waits: Waits, window: Window | None = None, starved: Starved | None = None
+) -> tuple[DryRing, ...]:
+    """The rings that were empty at some time. Arguments as above, but for kind DATA."""
+    starved = find_starved(timeline, waits, WaitKind.DATA, window) if starved is None else starved
+    rings = _rings_of_tails(timeline)
     found = [
         DryRing(rings[channel.name, channel.key], channel.name, sender, receiver, *rest)
-        for channel, (receiver, sender, *rest) in _starved(timeline, waits, WaitKind.DATA, tails, window)
+        for channel, (receiver, sender, *rest) in starved.by_pair(timeline)
     ]
     return tuple(sorted(found, key=lambda ring: (-ring.dry_ns, ring.channel, ring.sender, ring.receiver)))
 
 
-_Starved = tuple[int, int, int, int, int]
-"""Rank that waited, rank that it waited for, keys, ns of the key with most, ns of the waiting rank's kernels."""
+def _rings_of_tails(timeline: Timeline) -> dict[tuple[str, tuple[str, ...]], str]:
+    """(name, key) of a tail -> name of the channel whose rings it fills."""
+    channels = (event.channel for event in timeline.events if event.channel and event.channel.tail)
+    return {(channel.tail, channel.key): channel.name for channel in channels}
 
 
-def _starved(
-    timeline: Timeline, waits: Waits, kind: WaitKind, channels: set[Channel], window: Window | None
-) -> Iterator[tuple[Channel, _Starved]]:
-    """What a flight recorder overwrote the begin of has no channel."""
+@dataclass(frozen=True)
+class Starved(Partial):
+    """Waits for room, or for what fills a ring, that were not served at once."""
+
+    of_rings: dict[Channel, Sums]
+    """`ns` in which some warp waited, by the rank that waits, the one it waits for, and the channel's key."""
+    launches: dict[Channel, Sums]
+    """`waits` by the rank and launch that have them."""
+    of_launch_ns: Int64
+    """[num_launches] from the first record of each to the last; nothing where nobody waited."""
+
+    def by_pair(self, timeline: Timeline) -> Iterator[tuple[Channel, tuple[int, int, int, int, int]]]:
+        """Yields channel, rank that waits, rank that it waits for, keys, ns of the key with most, ns of the kernels of
+        the waiting rank that have such waits."""
+        for channel, of_rings in self.of_rings.items():
+            waiter, peer, *_ = of_rings.keys
+            rank, launch = self.launches[channel].keys
+            for pair in sorted({*zip(waiter.tolist(), peer.tolist(), strict=True)}):
+                of_pair = of_rings["ns"][(waiter == pair[0]) & (peer == pair[1])]
+                names = {timeline.launches[idx].name for idx in launch[rank == pair[0]].tolist()}
+                mine = [one.rank == pair[0] and one.name in names for one in timeline.launches]
+                yield channel, (*pair, len(of_pair), int(of_pair.max()), int(self.of_launch_ns[mine].sum()))
+
+
+def find_starved(timeline: Timeline, waits: Waits, kind: WaitKind, window: Window | None) -> Starved:
+    """Sums up waits of one kind; of kind DATA those for what fills rings. What a flight recorder overwrote the begin of
+    has no channel."""
     starved = np.flatnonzero((waits.kind == kind) & (waits.late_ns > 0) & (waits.launch >= 0) & (waits.peer >= 0))
-    there = np.unique(timeline.spans.event[waits.row[starved]]).tolist() if channels else []
-    of_launch_ns = np.empty(0, np.int64)
-    for channel in channels & {timeline.events[idx].channel for idx in there}:
-        of_launch_ns = of_launch_ns if len(of_launch_ns) else _launch_times(timeline, window)
-        is_mine = of_events(timeline, [event.channel == channel for event in timeline.events])[waits.row[starved]]
-        for found in _of_channel(timeline, waits.take(starved[is_mine]), channel, of_launch_ns):
-            yield channel, found
-
-
-def _of_channel(timeline: Timeline, waits: Waits, channel: Channel, of_launch_ns: Int64) -> list[_Starved]:
-    keys = [values_of(timeline, waits.row, name) for name in channel.key]
-    rings = group_rows(len(waits), waits.rank, waits.peer, *keys)
-    waited_ns = _covered(rings.group, timeline.spans.start[waits.row], waits.late_ns, len(rings))
-    waiter, peer, *_ = rings.columns
-    found = []
-    for pair in sorted({*zip(waiter.tolist(), peer.tolist(), strict=True)}):
-        of_pair = waited_ns[(waiter == pair[0]) & (peer == pair[1])]
-        names = {timeline.launches[idx].name for idx in np.unique(waits.launch[waits.rank == pair[0]]).tolist()}
-        mine = [launch.rank == pair[0] and launch.name in names for launch in timeline.launches]
-        kernels_ns = int(of_launch_ns[mine].sum())
-        found.append((*pair, len(of_pair), int(of_pair.max()), kernels_ns))
-    return found
+    tails, of_rings, launches = _rings_of_tails(timeline), dict[Channel, Sums](), dict[Channel, Sums]()
+    event = timeline.spans.event[waits.row[starved]]
+    for channel in {timeline.events[idx].channel for idx in np.flatnonzero(np.bincount(event, minlength=1)).tolist()}:
+        if channel is None or (kind is WaitKind.DATA and (channel.name, channel.key) not in tails):
+            continue
+        is_mine = of_events(timeline, [about.channel == channel for about in timeline.events])[waits.row[starved]]
+        mine = waits.take(starved[is_mine])
+        keys = [values_of(timeline, mine.row, name) for name in channel.key]
+        rings = group_rows(len(mine), mine.rank, mine.peer, *keys)
+        waited_ns = _covered(rings.group, timeline.spans.start[mine.row], mine.late_ns, len(rings))
+        of_rings[channel] = Sums(rings.columns, {"ns": waited_ns})
+        launches[channel] = Sums.of((mine.rank, mine.launch), waits=np.ones(len(mine), np.int64))
+    nothing = np.zeros(len(timeline.launches), np.int64)
+    return Starved(of_rings, launches, _launch_times(timeline, window) if of_rings else nothing)
 
 
 def _covered(group: Int64, start: Int64, length: Int64, num_groups: int) -> Int64:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import About, Partial
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.formatting import brief
 from tracekern.timeline.model import Int64, Timeline
@@ -15,17 +16,23 @@ _TICKS_IN_DOUBT = 2
 
 
 @dataclass(frozen=True)
-class WaitMatrix:
+class WaitMatrix(Partial):
     """[n, n] over `ranks`: row = the rank that waits, column = the rank it waits for."""
 
-    ranks: tuple[int, ...]
+    ranks: About[tuple[int, ...]]
+    tick_ns: About[float]
+    """The coarsest of all ranks."""
     sum_ns: Int64
     count: Int64
     """Number of waits; 0: nothing is known about the pair."""
-    doubt_ns: Int64
-    """How wrong a sum may be: two ticks a wait, since one clock times a wait."""
 
     __repr__ = brief
+
+    @property
+    def doubt_ns(self) -> Int64:
+        """How wrong a sum may be: two ticks a wait, since one clock times a wait."""
+        doubt: Int64 = np.ceil(self.count * _TICKS_IN_DOUBT * self.tick_ns).astype(np.int64)
+        return doubt
 
 
 def wait_matrix(timeline: Timeline, waits: Waits) -> WaitMatrix:
@@ -40,6 +47,4 @@ def wait_matrix(timeline: Timeline, waits: Waits) -> WaitMatrix:
     sums, count = (np.zeros((len(ranks), len(ranks)), np.int64) for _ in range(2))
     sums[cell] = groups.sum(waits.wait_ns)[known]
     count[cell] = groups.count()[known]
-    tick_ns = max((rank.resolution_ns for rank in timeline.ranks), default=0.0)
-    doubt = np.ceil(count * _TICKS_IN_DOUBT * tick_ns).astype(np.int64)
-    return WaitMatrix(ranks, sums, count, doubt)
+    return WaitMatrix(ranks, max((rank.resolution_ns for rank in timeline.ranks), default=0.0), sums, count)

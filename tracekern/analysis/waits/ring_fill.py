@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,28 +29,63 @@ class RingFill:
     most_slots: int
 
 
-def find_ring_fills(timeline: Timeline, window: Window | None = None) -> tuple[RingFill, ...]:
-    """The rings that were used in the window, those first that held most of their slots on average."""
-    found = [fill for steps in find_ring_steps(timeline) for fill in _of_channel(steps, window)]
+@dataclass(frozen=True)
+class RingSlots:
+    """What is known of such rings in some calls."""
+
+    num_rings: int
+    total_ns: int
+    """From the first to the last change of each ring."""
+    slots_ns: int
+    """Full slots, each as long as it was full."""
+    most_slots: int
+
+    def __add__(self, other: RingSlots) -> RingSlots:
+        return RingSlots(
+            self.num_rings + other.num_rings,
+            self.total_ns + other.total_ns,
+            self.slots_ns + other.slots_ns,
+            max(self.most_slots, other.most_slots),
+        )
+
+
+_Place = tuple[str, str, int, int, int]
+"""Channel, tail, slots, sender, receiver."""
+
+
+def find_ring_fills(
+    timeline: Timeline, window: Window | None = None, slots: Mapping[_Place, RingSlots] | None = None
+) -> tuple[RingFill, ...]:
+    """The rings that were used in the window, those first that held most of their slots on average.
+
+    slots: slots_of_rings(), of the timeline by default.
+    """
+    slots = slots_of_rings(timeline, window) if slots is None else slots
+    found = [
+        RingFill(*place, one.num_rings, float(one.slots_ns) / one.total_ns, one.most_slots)
+        for place, one in sorted(slots.items())
+    ]
     return tuple(sorted(found, key=lambda fill: (-fill.mean_slots / max(1, fill.slots), fill.channel, fill.sender)))
 
 
-def _of_channel(steps: RingSteps, window: Window | None) -> list[RingFill]:
+def slots_of_rings(timeline: Timeline, window: Window | None = None) -> dict[_Place, RingSlots]:
+    """What the rings held in the window."""
+    return {place: one for steps in find_ring_steps(timeline) for place, one in _of_channel(steps, window)}
+
+
+def _of_channel(steps: RingSteps, window: Window | None) -> Iterator[tuple[_Place, RingSlots]]:
     is_last = np.append(np.diff(steps.ring) != 0, True)
     until = np.where(is_last, steps.time, np.roll(steps.time, -1))
     level = np.maximum(_levels(steps), 0)
     low, high = window or (int(steps.time.min()), int(steps.time.max()))
     length = np.maximum(np.minimum(until, high) - np.maximum(steps.time, low), 0)
-    found = []
+    channel = steps.channel
     for sender, receiver in sorted({*zip(steps.sender.tolist(), steps.receiver.tolist(), strict=True)}):
         mine = (steps.sender == sender) & (steps.receiver == receiver) & (length > 0)
-        if not mine.any():
-            continue
-        channel, total_ns = steps.channel, int(length[mine].sum())
-        mean = float((level[mine] * length[mine]).sum()) / total_ns
-        num_rings, most = len(np.unique(steps.ring[mine])), int(level[mine].max())
-        found.append(RingFill(channel.name, channel.tail, channel.initial, sender, receiver, num_rings, mean, most))
-    return found
+        if mine.any():
+            place = channel.name, channel.tail, channel.initial, sender, receiver
+            slots_ns, most = int((level[mine] * length[mine]).sum()), int(level[mine].max())
+            yield place, RingSlots(len(np.unique(steps.ring[mine])), int(length[mine].sum()), slots_ns, most)
 
 
 def _levels(steps: RingSteps) -> Int64:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.groups import Groups, group_rows
-from tracekern.analysis.waits.analyze import CLASSES, Phase, Waits
-from tracekern.timeline.model import Float64, Int64
+from tracekern.analysis.partial import About, Counts, Partial, Sums
+from tracekern.analysis.waits.analyze import CLASSES, Phase, PhaseNumbers, Waits
 
 KEYS = ("rank", "phase", "role", "peer")
 
@@ -40,68 +39,73 @@ class WaitStatistic:
     slack_ns: int
 
 
+@dataclass(frozen=True)
+class WaitSums(Partial):
+    """What statistics of waits are made of."""
+
+    by: About[tuple[str, ...]]
+    """Some of KEYS."""
+    sums: Sums
+    of_warps: Sums
+    """The same keys, and the track."""
+    durations: Counts
+    """Of waits that are not headless."""
+
+    @classmethod
+    def of(cls, waits: Waits, by: Sequence[str] = KEYS) -> WaitSums:
+        """Raises ValueError for a key that is not in KEYS."""
+        if unknown := sorted(set(by) - set(KEYS)):
+            raise ValueError(f"no key {unknown[0]!r}; wanted some of {', '.join(KEYS)}")
+        columns = {name: getattr(waits, name) for name in by}
+        if "phase" in columns:
+            columns["phase"] = np.array(waits.phase_numbers, np.int64)[waits.phase]
+        keys = [*columns.values()] or [np.zeros(len(waits), np.int64)]
+        sums = Sums.of(
+            keys,
+            count=np.ones(len(waits), np.int64),
+            headless=waits.headless,
+            endless=waits.endless,
+            ns=waits.wait_ns,
+            wrong_order_ns=waits.wrong_order_ns,
+            slack_ns=waits.slack_ns,
+            **waits.by_class(),
+        )
+        of_warps = Sums.of((*keys, waits.track), ns=waits.wait_ns)
+        return cls(tuple(by), sums, of_warps, Counts.of(keys, waits.wait_ns, ~waits.headless))
+
+    def statistics(self, phases: Mapping[int, Phase] | PhaseNumbers, roles: Sequence[str]) -> tuple[WaitStatistic, ...]:
+        """One row for each group of waits that agree in the keys, largest sum first.
+
+        phases: by the number that a phase has in all parts. roles: see Waits.
+        """
+        sums, of_warps = self.sums, self.of_warps.largest("ns")
+        p50, p99 = self.durations.quantiles((0.5, 0.99))
+        keys = dict(zip(self.by, sums.keys, strict=False))
+        return tuple(
+            WaitStatistic(
+                rank=int(keys["rank"][i]) if "rank" in keys else None,
+                phase=phases[int(keys["phase"][i])] if "phase" in keys else None,
+                role=roles[keys["role"][i]] if "role" in keys else None,
+                peer=int(keys["peer"][i]) if "peer" in keys else None,
+                count=int(sums["count"][i]),
+                num_headless=int(sums["headless"][i]),
+                num_endless=int(sums["endless"][i]),
+                sum_ns=int(sums["ns"][i]),
+                max_warp_ns=int(of_warps[i]),
+                p50_ns=float(p50[i]),
+                p99_ns=float(p99[i]),
+                by_class={name: int(sums[name][i]) for name in CLASSES},
+                wrong_order_ns=int(sums["wrong_order_ns"][i]),
+                slack_ns=int(sums["slack_ns"][i]),
+            )
+            for i in np.lexsort((np.arange(len(sums)), -sums["ns"])).tolist()
+        )
+
+
 def wait_statistics(waits: Waits, by: Sequence[str] = KEYS) -> tuple[WaitStatistic, ...]:
     """One row for each group of waits that agree in the keys `by`, largest sum first.
 
     Raises ValueError for a key that is not in KEYS.
     """
-    if unknown := sorted(set(by) - set(KEYS)):
-        raise ValueError(f"no key {unknown[0]!r}; wanted some of {', '.join(KEYS)}")
-    groups = group_rows(len(waits), *(getattr(waits, key) for key in by))
-    if not len(waits):
-        return ()
-    keys = dict(zip(by, groups.columns, strict=True))
-    sums, counts, headless = groups.sum(waits.wait_ns), groups.count(), groups.sum(waits.headless)
-    endless = groups.sum(waits.endless)
-    warps = group_rows(len(waits), groups.group, waits.track)
-    of_warp = np.full(len(groups), 0, np.int64)
-    np.maximum.at(of_warp, warps.columns[0], warps.sum(waits.wait_ns))
-    whole = Groups(groups.group[~waits.headless], groups.columns)
-    p50, p99 = _quantiles(whole, waits.wait_ns[~waits.headless], (0.5, 0.99))
-    by_class = {name: groups.sum(values) for name, values in waits.by_class().items()}
-    wrong_order, slack = groups.sum(waits.wrong_order_ns), groups.sum(waits.slack_ns)
-    return tuple(
-        WaitStatistic(
-            rank=int(keys["rank"][i]) if "rank" in keys else None,
-            phase=waits.phases[keys["phase"][i]] if "phase" in keys else None,
-            role=waits.roles[keys["role"][i]] if "role" in keys else None,
-            peer=int(keys["peer"][i]) if "peer" in keys else None,
-            count=int(counts[i]),
-            num_headless=int(headless[i]),
-            num_endless=int(endless[i]),
-            sum_ns=int(sums[i]),
-            max_warp_ns=int(of_warp[i]),
-            p50_ns=float(p50[i]),
-            p99_ns=float(p99[i]),
-            by_class={name: int(by_class[name][i]) for name in CLASSES},
-            wrong_order_ns=int(wrong_order[i]),
-            slack_ns=int(slack[i]),
-        )
-        for i in np.lexsort((np.arange(len(groups)), -sums)).tolist()
-    )
-
-
-def _quantiles(groups: Groups, values: Int64, wanted: Sequence[float]) -> list[Float64]:
-    """[num_groups] for each wanted quantile: linear between the two nearest values; nan for a group without values."""
-    ordered = _sort_within(groups, values)
-    filled = np.flatnonzero(groups.count())
-    count = groups.count()[filled]
-    first = np.cumsum(count) - count
-    found = [np.full(len(groups), np.nan) for _ in wanted]
-    for quantile, share in zip(found, wanted, strict=True):
-        place = share * (count - 1)
-        below = np.floor(place).astype(np.int64)
-        above = np.minimum(below + 1, count - 1)
-        low, high = ordered[first + below], ordered[first + above]
-        quantile[filled] = low + (high - low) * (place - below)
-    return found
-
-
-def _sort_within(groups: Groups, values: Int64) -> Int64:
-    """The values (0 or more), group after group, each ascending."""
-    room = int(values.max(initial=0)) + 1
-    if len(groups) * room >= 1 << 62:
-        return values[np.lexsort((values, groups.group))]
-    packed = groups.group * room + values  # one sort of numbers takes a tenth of a sort of indices by two keys
-    packed.sort()
-    return packed % room
+    phases = dict(zip(waits.phase_numbers, waits.phases, strict=True))
+    return WaitSums.of(waits, by).statistics(phases, waits.roles)

@@ -21,7 +21,7 @@ from tracekern.analysis.groups import group_rows
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.formatting import brief
 from tracekern.timeline.columns import rows_of_ranges
-from tracekern.timeline.facts.iterations import LaunchIterations
+from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
@@ -249,7 +249,7 @@ class PathWalker:
 
 def _iteration_ends(timeline: Timeline, graph: EventGraph) -> tuple[int, list[tuple[int, int]]]:
     """When the first iteration began, and (number, launch that ended last) of each; none where nothing repeats."""
-    schedule, iterations = graph.schedule, LaunchIterations(timeline)
+    schedule, iterations = graph.schedule, launch_iterations(timeline)
     if iterations.count < 2:
         return 0, []
     launch = schedule.order[schedule.order < len(timeline.launches)]

@@ -223,7 +223,7 @@ def _tables(findings: Findings) -> dict[str, Any]:
     rings = [dataclasses.asdict(ring) for ring in findings.full_rings]
     always: dict[str, Any] = {"stages": findings.stages.as_dict(), "full_rings": rings}
     if findings.groups:
-        always["group_waits"] = [dataclasses.asdict(group) for group in findings.groups]
+        always["group_waits"] = [group.as_dict() for group in findings.groups]
     if findings.nodes:
         always["node_waits"] = findings.nodes.as_dict()
     if findings.ring_fills:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tracekern.dump.format import ALIGN, RANK_BARRIER
-from tracekern.timeline.facts.stages import CUT_SHORT, Stages
+from tracekern.timeline.facts.of_launches import once_for_launches
+from tracekern.timeline.facts.stages import CUT_SHORT, stages_of
 from tracekern.timeline.model import OPEN_END, EventClass, Int32, Int64, Mask, Timeline
 from tracekern.timeline.table import Table
 
@@ -30,7 +31,7 @@ class LaunchIterations:
     """Which launch belongs to which iteration. Ranks that no kernels join are counted apart."""
 
     def __init__(self, timeline: Timeline) -> None:
-        launches, stages = timeline.launches, Stages(timeline)
+        launches, stages = timeline.launches, stages_of(timeline)
         step = math.gcd(*(launch.sequence for launch in launches)) or 1  # of a capture of each N-th launch
         is_cut = any(problem.kind in CUT_SHORT for problem in timeline.problems)
         calls = [
@@ -63,6 +64,10 @@ class LaunchIterations:
         is_whole = _are_complete(self.of_launch, island, self.count) | (not is_part)
         self.is_whole = is_whole & (step == 1 or int(times.max(initial=0)) <= 1)  # else each lacks some of a stage
         """[count] False for one that lacks launches: not kept, or never made."""
+
+
+launch_iterations = once_for_launches(LaunchIterations)
+"""Returns the LaunchIterations of a Timeline."""
 
 
 class _Call(NamedTuple):
@@ -197,7 +202,7 @@ class Iterations(Table):
 
 def find_iterations(timeline: Timeline) -> Iterations:
     """The iterations that lack no launch and have none that never ended; none where clocks are not aligned."""
-    spans, iterations = timeline.spans, LaunchIterations(timeline)
+    spans, iterations = timeline.spans, launch_iterations(timeline)
     of_launch = iterations.of_launch
     is_launch = timeline.events_of(EventClass.LAUNCH)
     if not timeline.has_one_axis:

@@ -14,6 +14,7 @@ import numpy as np
 from tracekern.dump.event_table import Members
 from tracekern.dump.format import RANK_BARRIER
 from tracekern.formatting import ranks as name_ranks
+from tracekern.timeline.facts.of_launches import once_for_launches
 from tracekern.timeline.model import Int32, Int64, Launch, Mask, Timeline
 
 CUT_SHORT = ("open_span", "open_work", "salvaged", "running", "launch_not_recorded", "launch_lost")
@@ -46,9 +47,13 @@ class Stages:
         """[num_ranks] the same for ranks that kernels join, from group to group. What else joins them nobody knows."""
 
 
+stages_of = once_for_launches(Stages)
+"""Returns the Stages of a Timeline."""
+
+
 def joined_ranks(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
     """The ranks of each island: one where some kernel is of all ranks."""
-    island = Stages(timeline).island
+    island = stages_of(timeline).island
     ranks = np.array([rank.rank for rank in timeline.ranks], np.int64)
     return tuple(tuple(ranks[island == number].tolist()) for number in np.unique(island).tolist())
 
