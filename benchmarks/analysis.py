@@ -66,7 +66,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
     """All questions, in turns: a noisy machine hits all alike."""
     from analysis_timeline import make_timeline
 
-    from tracekern.analysis.doubt import blame_ranks
+    from tracekern.analysis.doubt import charge_ranks, most_charged
     from tracekern.analysis.findings import analyze
     from tracekern.analysis.graph.events import build_graph
     from tracekern.analysis.graph.moments import find_moments
@@ -96,7 +96,7 @@ def measure(num_spans: int, rounds: int) -> Measured:
         "causes": lambda: explain(timeline, graph, waits, moments, iterations),
         "critical path": lambda: critical_path(timeline, graph, waits, moments),
         "balance": lambda: analyze_balance(timeline),
-        "blame": lambda: blame_ranks(timeline, waits),
+        "blame": lambda: most_charged(charge_ranks(timeline, waits)),
         "time shares": lambda: share_time(timeline),
         "stages": lambda: stage_times(timeline),
         "imbalance": lambda: work_imbalance(timeline),

@@ -20,10 +20,11 @@ from tracekern.analysis.doubt import (
     Bound,
     Interval,
     Worst,
-    blame_ranks,
+    charge_ranks,
     clock_doubt,
     late_charges,
     late_limits,
+    most_charged,
     name_worst,
     pair_doubt,
 )
@@ -33,7 +34,7 @@ from tracekern.timeline.model import Timeline
 
 
 def judge(timeline: Timeline) -> tuple[dict[int, Blame], Worst]:
-    blames = blame_ranks(timeline, analyze_waits(timeline))
+    blames = most_charged(charge_ranks(timeline, analyze_waits(timeline)))
     return {blame.rank: blame for blame in blames}, name_worst(blames)
 
 
@@ -169,7 +170,7 @@ def test_a_rank_that_comes_to_a_barrier_with_several_warps_is_charged_once(num_t
 def test_kept_captures_charge_all_lateness_between_ranks_once(name: str):
     timeline = tracekern.load(TRACES / name)
     waits = analyze_waits(timeline)
-    blames = blame_ranks(timeline, waits)
+    blames = most_charged(charge_ranks(timeline, waits))
     assert sum(blame.late_ns for blame in blames) == int(waits.late_ns[waits.rank != waits.peer].sum())
     for blame in blames:
         assert blame.proven.lo_ns <= blame.likely.lo_ns <= blame.late_ns <= blame.likely.hi_ns <= blame.proven.hi_ns
@@ -263,7 +264,7 @@ def test_where_nobody_waited_before_a_rank_caused_what_it_was_late():
     for rank in run.ranks:
         run.wait(rank, (rank - 1) % 3, see_ns=20_000)
     timeline = run.timeline(hard_ns=900, sigma_ns=100)
-    blames = blame_ranks(timeline, analyze_waits(timeline))
+    blames = most_charged(charge_ranks(timeline, analyze_waits(timeline)))
     late_ns = 6_000 - 1_000 - SIGNAL_NS
     likely, proven = Interval(late_ns - 300, late_ns + 300), Interval(late_ns - 900, late_ns + 900)
     assert blames[0] == Blame(0, late_ns, likely, proven)

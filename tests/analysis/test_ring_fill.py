@@ -9,7 +9,7 @@ from timelines import make_launch, make_spans, make_timeline
 
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.full_rings import DryRing, FullRing
-from tracekern.analysis.waits.ring_fill import RingFill, find_ring_fills
+from tracekern.analysis.waits.ring_fill import RingFill, fullest_first, slots_of_rings
 from tracekern.dump.event_table import parse_event
 from tracekern.errors import BadInput
 from tracekern.timeline.facts.counters import count_events
@@ -53,11 +53,11 @@ def test_a_counter_adds_up_all_rings_of_a_rank():
 
 def test_the_report_tells_how_full_each_ring_was():
     timeline = ring([(FILL, 10, 0, 2), (FREE, 30, 0, 1), (FILL, 40, 0, 5), (FREE, 60, 0, 5)])
-    (fill,) = find_ring_fills(timeline)
+    (fill,) = fullest_first(slots_of_rings(timeline))
     assert (fill.channel, fill.tail, fill.slots, fill.sender, fill.receiver) == ("head", "tail", SLOTS, 0, 1)
     assert (fill.num_rings, fill.most_slots) == (1, 4)
     assert fill.mean_slots == (2 * 20 + 1 * 10 + 4 * 20) / 50
-    assert find_ring_fills(timeline, (0, 35))[0].most_slots == 2
+    assert fullest_first(slots_of_rings(timeline, (0, 35)))[0].most_slots == 2
     (drawn,) = [part for part in QUESTION.draw(analyze(timeline)).body if "rank 0 to rank 1" in str(part)]
     assert ">2.6<" in drawn
 

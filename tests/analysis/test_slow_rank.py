@@ -11,7 +11,7 @@ import pytest
 from rank_pool import RankPool
 
 import tracekern
-from tracekern.analysis.doubt import blame_ranks, name_worst
+from tracekern.analysis.doubt import charge_ranks, most_charged, name_worst
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.analysis.why.candidates import CauseKind
@@ -51,7 +51,7 @@ def check_that_it_is_named(pool: RankPool, directory: Path, slow_rank: int) -> N
     waits = analyze_waits(timeline)
     # Where it was held up. Later stages show what the machine did to the ranks on top of it.
     in_dispatch = np.array([phase.stage == "dispatch_send" for phase in waits.phases])[waits.phase]
-    blames = blame_ranks(timeline, waits.take(np.flatnonzero(in_dispatch)))
+    blames = most_charged(charge_ranks(timeline, waits.take(np.flatnonzero(in_dispatch))))
     assert name_worst(blames).rank == slow_rank, blames
     # A busy machine holds up those that wait as well, and then they wait less.
     assert blames[0].likely.lo_ns >= HELD_UP_S * 1e9 * NUM_CALLS * (NUM_RANKS - 1) / 2

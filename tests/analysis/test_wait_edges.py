@@ -10,7 +10,7 @@ from scenarios import NUMBER, Scenario
 
 from tests.pairs import end_bits_of, pairs_of
 from tests.paths import TRACES
-from tracekern.analysis.doubt import blame_ranks, name_worst
+from tracekern.analysis.doubt import charge_ranks, most_charged, name_worst
 from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
 from tracekern.analysis.waits.edges import local_barriers
 from tracekern.dump import format as fmt
@@ -119,13 +119,13 @@ def without_arrivals(timeline: Timeline, rank: int) -> Timeline:
 
 def test_nobody_was_last_at_a_barrier_where_the_arrival_of_a_rank_was_overwritten():
     timeline = meetings_with_a_late_rank()
-    assert name_worst(blame_ranks(timeline, analyze_waits(timeline))).rank == 1
+    assert name_worst(most_charged(charge_ranks(timeline, analyze_waits(timeline)))).rank == 1
     for lost, worst in ((1, None), (3, 1)):  # rank 3 has heard all others itself
         seen = without_arrivals(timeline, lost)
         waits = analyze_waits(seen.replace(flows=join_flows(seen)[0]))
         of_others = waits.rank != lost
         assert (waits.kind[of_others] == WaitKind.UNMATCHED).all()
-        assert name_worst(blame_ranks(seen, waits)).rank == worst
+        assert name_worst(most_charged(charge_ranks(seen, waits))).rank == worst
 
 
 def test_nobody_was_last_at_a_barrier_of_ranks_that_are_not_in_the_capture():
@@ -134,7 +134,7 @@ def test_nobody_was_last_at_a_barrier_of_ranks_that_are_not_in_the_capture():
     seen = select(timeline.replace(ranks=ranks), ranks=[0, 2, 3])
     waits = analyze_waits(seen)
     assert (waits.kind == WaitKind.UNMATCHED).all()
-    assert name_worst(blame_ranks(seen, waits)).rank is None
+    assert name_worst(most_charged(charge_ranks(seen, waits))).rank is None
     everybody = select(timeline.replace(ranks=ranks), ranks=[0, 1, 2, 3])
     assert (analyze_waits(everybody).kind == WaitKind.BARRIER).all()
 

@@ -8,8 +8,8 @@ import numpy as np
 from test_flows import End, build
 
 from tracekern.analysis.findings import analyze
-from tracekern.analysis.waits.analyze import analyze_waits
-from tracekern.analysis.waits.full_rings import FullRing, find_full_rings
+from tracekern.analysis.waits.analyze import WaitKind, analyze_waits
+from tracekern.analysis.waits.full_rings import FullRing, find_starved, full_rings
 from tracekern.timeline.join.flows import join_flows
 from tracekern.timeline.model import OPEN_END, ChannelKind, Timeline
 from tracekern.viewers.report.headlines import headlines
@@ -50,7 +50,7 @@ def test_a_ring_is_full_while_any_warp_waits_for_room():
     timeline = joined(ENDS)
     # Two launches, 0 to 420 and 120 to 320; both warps together wait from 100 to 180.
     wanted = FullRing("token", 3, sender=0, receiver=1, num_rings=2, full_ns=80, kernels_ns=420 + 200)
-    assert find_full_rings(timeline, analyze_waits(timeline)) == (wanted,)
+    assert full_rings(timeline, find_starved(timeline, analyze_waits(timeline), WaitKind.CREDIT, None)) == (wanted,)
     (line,) = [line.text for line in headlines(analyze(timeline)) if line.word == "waiting"]
     said = "rank 1's ring of 3 slots (channel token, the fullest of 2) is full 13 % of the time of rank 0's kernels"
     assert line.endswith(said)
@@ -83,7 +83,7 @@ def test_a_window_counts_what_reaches_into_it():
 
 def test_a_ring_that_nobody_frees_is_full_until_the_end():
     timeline = joined([wait(100, OPEN_END, level=4), give_back(0, level=3), End(True, 0, 1, 0, 1, 300, 310, 9)])
-    (ring,) = find_full_rings(timeline, analyze_waits(timeline))
+    (ring,) = full_rings(timeline, find_starved(timeline, analyze_waits(timeline), WaitKind.CREDIT, None))
     assert (ring.sender, ring.receiver, ring.full_ns, ring.kernels_ns) == (0, 1, 210, 210)
 
 

@@ -10,7 +10,7 @@ from timelines import COPY, WAIT, make_launch, make_timeline, overwrite_begins
 from trace_processor import Case
 
 from tests.paths import TRACES
-from tracekern.analysis.doubt import blame_ranks
+from tracekern.analysis.doubt import charge_ranks, most_charged
 from tracekern.analysis.waits.analyze import WaitKind
 from tracekern.analysis.waits.matrix import wait_matrix
 from tracekern.analysis.waits.statistics import wait_statistics
@@ -86,7 +86,9 @@ def test_matrix(case):
 
 def test_late_ranks(case):
     found = dict(case.query("select rank, late_ns from tk_late_ranks"))
-    assert found == {blame.rank: blame.late_ns for blame in blame_ranks(case.timeline, case.waits) if blame.late_ns}
+    assert found == {
+        blame.rank: blame.late_ns for blame in most_charged(charge_ranks(case.timeline, case.waits)) if blame.late_ns
+    }
 
 
 def test_wait_by_rank(case):

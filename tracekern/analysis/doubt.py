@@ -154,17 +154,13 @@ def late_charges(timeline: Timeline, waits: Waits, bound: Bound) -> Charges:
     )
 
 
-def blame_ranks(timeline: Timeline, waits: Waits, charged: Mapping[int, Blame] | None = None) -> tuple[Blame, ...]:
-    """What each rank is charged with by the others, most first. What a rank waits for itself is its own affair.
-
-    charged: charge_ranks(), of the waits by default.
-    """
-    charged = charge_ranks(timeline, waits) if charged is None else charged
+def most_charged(charged: Mapping[int, Blame]) -> tuple[Blame, ...]:
+    """What each rank is charged with by the others, most first. charged: charge_ranks()."""
     return tuple(sorted(charged.values(), key=lambda blame: (-blame.late_ns, -blame.likely.hi_ns, blame.rank)))
 
 
 def charge_ranks(timeline: Timeline, waits: Waits) -> dict[int, Blame]:
-    """What the others charge each rank with."""
+    """What the others charge each rank with. What a rank waits for itself is its own affair."""
     nothing = (0, Interval(0, 0))
     some = waits.take(np.flatnonzero(may_be_late(timeline, waits)))
     likely, proven = (_blame(timeline, some, bound) for bound in (Bound.LIKELY, Bound.PROVEN))

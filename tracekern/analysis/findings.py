@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-import numpy as np
-
-from tracekern.analysis.doubt import Blame, Worst, blame_ranks, name_worst
+from tracekern.analysis.doubt import Blame, Worst, most_charged, name_worst
 from tracekern.analysis.graph.events import EventGraph, build_graph
 from tracekern.analysis.graph.moments import Moments, find_moments
+from tracekern.analysis.part import Part, PartSums, without_endless
 from tracekern.analysis.questions.balance import Balance, LinkLimit, analyze_balance
-from tracekern.analysis.questions.group_waits import GroupWaits, longest_first, waits_by_group
+from tracekern.analysis.questions.group_waits import GroupWaits, longest_first
 from tracekern.analysis.questions.hang import Death, Hang, find_deaths, find_hang
 from tracekern.analysis.questions.held_up import HeldUp, find_held_up
 from tracekern.analysis.questions.imbalance import Imbalance, work_imbalance
-from tracekern.analysis.questions.nodes import NodeWaits, node_waits
+from tracekern.analysis.questions.nodes import NodeWaits
 from tracekern.analysis.questions.overlap import RankThreads, StreamOverlap, stream_overlaps, thread_overlaps
 from tracekern.analysis.questions.receive_matrix import ReceiveMatrix, receive_matrix
 from tracekern.analysis.questions.recording import HostRecording, host_recording
@@ -25,22 +25,22 @@ from tracekern.analysis.questions.ring_steps import RingSteps, ring_steps
 from tracekern.analysis.questions.stages import StageTimes, stage_times
 from tracekern.analysis.questions.staging import Staging, staging
 from tracekern.analysis.questions.summary import Summary, summarize
-from tracekern.analysis.questions.time_shares import TimeShares, share_time
+from tracekern.analysis.questions.time_shares import TimeShares
 from tracekern.analysis.questions.transfer_blame import TransferBlames, blame_transfers
 from tracekern.analysis.questions.transfers import TransferWaits, divide_transfer_waits
-from tracekern.analysis.waits.analyze import Waits, analyze_waits
-from tracekern.analysis.waits.full_rings import DryRing, FullRing, find_dry_rings, find_full_rings
-from tracekern.analysis.waits.matrix import WaitMatrix, wait_matrix
-from tracekern.analysis.waits.ring_fill import RingFill, find_ring_fills
-from tracekern.analysis.waits.statistics import WaitStatistic, wait_statistics
+from tracekern.analysis.waits.analyze import PhaseNumbers, Waits
+from tracekern.analysis.waits.full_rings import DryRing, FullRing, dry_rings, full_rings
+from tracekern.analysis.waits.matrix import WaitMatrix
+from tracekern.analysis.waits.ring_fill import RingFill, fullest_first
+from tracekern.analysis.waits.statistics import WaitStatistic, WaitSums
 from tracekern.analysis.why.answer import Answer, explain, no_cost
 from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
 from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, critical_path
 from tracekern.formatting import duration, percent
-from tracekern.timeline.facts.iterations import Iterations, find_iterations, launch_iterations
+from tracekern.timeline.facts.iterations import Iterations, find_iterations
 from tracekern.timeline.join.damage import damage_of
-from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Mask, Timeline
-from tracekern.timeline.select import Window, reaches_into, select
+from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
+from tracekern.timeline.select import Window, reaches_into
 
 
 @dataclass(eq=False)
@@ -66,34 +66,55 @@ class Findings:
         return f"Findings{window}\n  answers: {', '.join(names)}\n{self.timeline!r}"
 
     @cached_property
+    def part(self) -> Part:
+        """All of the timeline, as one part of itself."""
+        return Part(self.timeline, self.window)
+
+    @cached_property
+    def sums(self) -> Mapping[str, Any]:
+        """What the answers are made of, see part.py."""
+        return PartSums(self.part)
+
+    @property
     def in_window(self) -> Timeline:
         """The part of the timeline in the window."""
-        return select(self.timeline, self.window)
+        return self.part.in_window
+
+    @property
+    def every_wait(self) -> Waits:
+        """All waits, also those outside the window, and those that never ended."""
+        return self.part.every_wait
+
+    @property
+    def waits(self) -> Waits:
+        """The waits that reach into the window, each with its parts: late, drain and rest."""
+        return self.part.waits
 
     @cached_property
     def summary(self) -> Summary:
         """Spans, waits and losses of each rank."""
-        return summarize(self.in_window)
+        return summarize(self.timeline, self.sums["counts"])
 
     @cached_property
     def time(self) -> TimeShares:
         """How the warps' time divides into work, waits and signals."""
-        return share_time(self.in_window)
+        shares: TimeShares = self.sums["time"]
+        return shares
 
     @cached_property
     def balance(self) -> Balance:
         """How evenly tokens and bytes are spread over ranks, experts and links."""
-        return analyze_balance(self.in_window, self.link_limit)
+        return analyze_balance(self.timeline, self.link_limit, self.sums["balance"])
 
     @cached_property
     def imbalances(self) -> tuple[Imbalance, ...]:
         """How unevenly the work of each phase is spread over the ranks."""
-        return work_imbalance(self.in_window)
+        return work_imbalance(self.timeline, self.sums["work"])
 
     @cached_property
     def stages(self) -> StageTimes:
         """How long the kernels of each stage take on each rank, and for how much of that no warp works."""
-        return stage_times(self.timeline, self.window)
+        return stage_times(self.timeline, self.window, self.sums["idle"])
 
     @cached_property
     def overlap(self) -> tuple[StreamOverlap, ...]:
@@ -108,17 +129,17 @@ class Findings:
     @cached_property
     def received(self) -> ReceiveMatrix | None:
         """What each expert received from each rank; None where no event tells."""
-        return receive_matrix(self.in_window)
+        return receive_matrix(self.timeline, self.sums["received"])
 
     @cached_property
     def staging(self) -> Staging | None:
         """How much of staging hides under the multiplication; None where no sweep is on record step by step."""
-        return staging(self.in_window)
+        return staging(self.timeline, self.sums["sweeps"])
 
     @cached_property
     def ring_steps(self) -> RingSteps | None:
         """What limits the rings of int4 experts; None where no tile of theirs is on record step by step."""
-        return ring_steps(self.in_window)
+        return ring_steps(self.timeline, self.sums["tiles"])
 
     @cached_property
     def iterations(self) -> Iterations:
@@ -127,39 +148,15 @@ class Findings:
         return every.take(reaches_into(self.window, every.start, every.end))
 
     @cached_property
-    def every_wait(self) -> Waits:
-        """All waits, also those outside the window, and those that never ended."""
-        return analyze_waits(self.timeline)
-
-    @cached_property
-    def waits(self) -> Waits:
-        """The waits that reach into the window, each with its parts: late, drain and rest."""
-        every, start = self.every_wait, self.timeline.spans.start
-        if self.window is None:
-            return every
-        begin = start[every.row]
-        return every.take(np.flatnonzero(reaches_into(self.window, begin, begin + every.wait_ns)))
-
-    @cached_property
-    def _counted_waits(self) -> Waits:
-        """The waits without those of start-up, which nothing is charged for."""
-        is_start_up = self._is_start_up[self.waits.launch]
-        return self.waits.take(np.flatnonzero(~is_start_up)) if is_start_up.any() else self.waits
-
-    @cached_property
-    def _ended_waits(self) -> Waits:
-        """What replays and paths follow."""
-        return _without_endless(self.every_wait)
-
-    @cached_property
     def phases(self) -> tuple[WaitStatistic, ...]:
         """Waits by phase, largest sum first."""
-        return wait_statistics(self._counted_waits, by=("phase",))
+        sums: WaitSums = self.sums["waits"]
+        return sums.statistics(PhaseNumbers(self.timeline), ())
 
     @cached_property
     def blames(self) -> tuple[Blame, ...]:
         """How much waiting each rank caused by coming late."""
-        return blame_ranks(self.timeline, self._counted_waits)
+        return most_charged(self.sums["charges"])
 
     @cached_property
     def verdict(self) -> Worst:
@@ -169,32 +166,34 @@ class Findings:
     @cached_property
     def matrix(self) -> WaitMatrix:
         """How long each rank waited for each other."""
-        return wait_matrix(self.timeline, self._counted_waits)
+        matrix: WaitMatrix = self.sums["matrix"]
+        return matrix
 
     @cached_property
     def groups(self) -> tuple[GroupWaits, ...]:
         """How long the ranks of each group waited for each other; () where all kernels are of all ranks."""
-        return longest_first(waits_by_group(self.timeline, self._counted_waits))
+        return longest_first(self.sums["groups"])
 
     @cached_property
     def nodes(self) -> NodeWaits | None:
         """How long ranks waited for those of their own node and of others; None where all are on one."""
-        return node_waits(self.timeline, self._counted_waits)
+        nodes: NodeWaits = self.sums["nodes"]
+        return nodes if len(nodes.nodes) > 1 else None
 
     @cached_property
     def full_rings(self) -> tuple[FullRing, ...]:
         """Rings whose sender waited for room, the one that was full longest first."""
-        return find_full_rings(self.timeline, self.waits, self.window)
+        return full_rings(self.timeline, self.sums["full_rings"])
 
     @cached_property
     def dry_rings(self) -> tuple[DryRing, ...]:
         """Rings whose receiver waited for something to come, the one that was dry longest first."""
-        return find_dry_rings(self.timeline, self.waits, self.window)
+        return dry_rings(self.timeline, self.sums["dry_rings"])
 
     @cached_property
     def ring_fills(self) -> tuple[RingFill, ...]:
         """How full rings were, those first that held most of their slots on average."""
-        return find_ring_fills(self.timeline, self.window)
+        return fullest_first(self.sums["ring_slots"])
 
     @cached_property
     def transfers(self) -> TransferWaits | None:
@@ -219,7 +218,7 @@ class Findings:
     @cached_property
     def moments(self) -> Moments | str:
         """What had to happen before what, and when it came; or why that is not known."""
-        return find_moments(self.timeline, self.graph, self._ended_waits)
+        return find_moments(self.timeline, self.graph, self.part.ended_waits)
 
     @cached_property
     def answer(self) -> Answer:
@@ -227,12 +226,12 @@ class Findings:
         if self.held_up:
             return no_cost("the run did not end, and what a cause costs is said of runs that do")
         every_iteration = find_iterations(self.timeline)
-        return explain(self.timeline, self.graph, self._ended_waits, self.moments, every_iteration, self.window)
+        return explain(self.timeline, self.graph, self.part.ended_waits, self.moments, every_iteration, self.window)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         """The critical path."""
-        return critical_path(self.timeline, self.graph, self._ended_waits, self.moments, self.window)
+        return critical_path(self.timeline, self.graph, self.part.ended_waits, self.moments, self.window)
 
     @cached_property
     def longest_waits(self) -> tuple[Chain, ...]:
@@ -240,22 +239,17 @@ class Findings:
 
         Those of start-up come last.
         """
-        ended = _without_endless(self.waits)
-        return self.chains(ended.row[longest_of_phases(ended, self._is_start_up[ended.launch])].tolist())
-
-    @cached_property
-    def _is_start_up(self) -> Mask:
-        """[num_launches + 1] by launch; the last is of a span of no launch."""
-        return np.append(launch_iterations(self.timeline).is_start_up, False)
+        ended = without_endless(self.waits)
+        return self.chains(ended.row[longest_of_phases(ended, self.part.is_start_up[ended.launch])].tolist())
 
     def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
         """Why each of these waits lasted, which are rows of timeline.spans."""
         if isinstance(self.moments, str):
             return ()
-        walker = PathWalker(self.timeline, self.graph, self._ended_waits, self.moments)
-        is_start_up = self._is_start_up[self.timeline.spans.launch[list(rows)]].tolist()
+        walker = PathWalker(self.timeline, self.graph, self.part.ended_waits, self.moments)
+        is_start_up = self.part.is_start_up[self.timeline.spans.launch[list(rows)]].tolist()
         return tuple(
-            find_chain(self.timeline, self._ended_waits, self.moments, walker, row, flag)
+            find_chain(self.timeline, self.part.ended_waits, self.moments, walker, row, flag)
             for row, flag in zip(rows, is_start_up, strict=True)
         )
 
@@ -299,10 +293,6 @@ class Findings:
         ended before their signals."""
         verdict = name_worst(blames)
         return replace(verdict, is_proven=False) if self.absent or self.is_contradicted else verdict
-
-
-def _without_endless(waits: Waits) -> Waits:
-    return waits.take(np.flatnonzero(~waits.endless)) if waits.endless.any() else waits
 
 
 _WITHOUT_WAITS = ("balance", "summary", "time", "stages", "imbalances")

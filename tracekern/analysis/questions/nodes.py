@@ -68,12 +68,12 @@ class NodeWaits(Partial):
         }
 
 
-def node_waits(timeline: Timeline, waits: Waits) -> NodeWaits | None:
-    """Sums of waits by the nodes of the waiting rank and of its peer; None where all ranks are on one node."""
+def node_waits(timeline: Timeline, waits: Waits) -> NodeWaits:
+    """Sums of waits by the nodes of the waiting rank and of its peer."""
     nodes = tuple(dict.fromkeys(rank.node for rank in timeline.ranks))
-    if len(nodes) < 2:
-        return None
-    node_of = np.full(max(rank.rank for rank in timeline.ranks) + 1, -1, np.int64)
+    if len(nodes) < 2:  # nothing to compare
+        waits = waits.take(np.empty(0, np.int64))
+    node_of = np.full(max((rank.rank for rank in timeline.ranks), default=-1) + 1, -1, np.int64)
     for rank in timeline.ranks:
         node_of[rank.rank] = nodes.index(rank.node)
     waiting, number = node_of[waits.rank], len(nodes)

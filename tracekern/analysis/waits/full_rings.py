@@ -14,7 +14,7 @@ from tracekern.analysis.waits.edges import of_events
 from tracekern.timeline.facts.open_spans import known_ends
 from tracekern.timeline.intervals import unions
 from tracekern.timeline.join.flows import values_of
-from tracekern.timeline.model import Channel, Int64, Timeline
+from tracekern.timeline.model import Channel, ChannelKind, Int64, Timeline
 from tracekern.timeline.select import Window, reaches_into
 
 
@@ -57,24 +57,17 @@ class DryRing:
     """How long the receiver's kernels ran that have such waits."""
 
 
-def find_full_rings(
-    timeline: Timeline, waits: Waits, window: Window | None = None, starved: Starved | None = None
-) -> tuple[FullRing, ...]:
+def full_rings(timeline: Timeline, starved: Starved) -> tuple[FullRing, ...]:
     """The rings that were full at some time, the largest share of the sender's kernels first.
 
-    waits: those that reach into the window; as they are, kernels are counted whole. starved: find_starved() of kind
-    CREDIT, by default of these.
+    starved: find_starved() of kind CREDIT.
     """
-    starved = find_starved(timeline, waits, WaitKind.CREDIT, window) if starved is None else starved
     found = [FullRing(channel.name, channel.initial, *pair) for channel, pair in starved.by_pair(timeline)]
     return tuple(sorted(found, key=lambda ring: (-ring.share, ring.channel, ring.sender, ring.receiver)))
 
 
-def find_dry_rings(
-    timeline: Timeline, waits: Waits, window: Window | None = None, starved: Starved | None = None
-) -> tuple[DryRing, ...]:
-    """The rings that were empty at some time. Arguments as above, but for kind DATA."""
-    starved = find_starved(timeline, waits, WaitKind.DATA, window) if starved is None else starved
+def dry_rings(timeline: Timeline, starved: Starved) -> tuple[DryRing, ...]:
+    """The rings that were empty at some time. starved: find_starved() of kind DATA."""
     rings = _rings_of_tails(timeline)
     found = [
         DryRing(rings[channel.name, channel.key], channel.name, sender, receiver, *rest)
@@ -98,7 +91,7 @@ class Starved(Partial):
     launches: dict[Channel, Sums]
     """`waits` by the rank and launch that have them."""
     of_launch_ns: Int64
-    """[num_launches] from the first record of each to the last; nothing where nobody waited."""
+    """[num_launches] from the first record of each to the last; 0 where there are no such rings."""
 
     def by_pair(self, timeline: Timeline) -> Iterator[tuple[Channel, tuple[int, int, int, int, int]]]:
         """Yields channel, rank that waits, rank that it waits for, keys, ns of the key with most, ns of the kernels of
@@ -115,7 +108,10 @@ class Starved(Partial):
 
 def find_starved(timeline: Timeline, waits: Waits, kind: WaitKind, window: Window | None) -> Starved:
     """Sums up waits of one kind; of kind DATA those for what fills rings. What a flight recorder overwrote the begin of
-    has no channel."""
+    has no channel.
+
+    waits: those that reach into the window; as they are, kernels are counted whole.
+    """
     starved = np.flatnonzero((waits.kind == kind) & (waits.late_ns > 0) & (waits.launch >= 0) & (waits.peer >= 0))
     tails, of_rings, launches = _rings_of_tails(timeline), dict[Channel, Sums](), dict[Channel, Sums]()
     event = timeline.spans.event[waits.row[starved]]
@@ -129,8 +125,10 @@ def find_starved(timeline: Timeline, waits: Waits, kind: WaitKind, window: Windo
         waited_ns = _covered(rings.group, timeline.spans.start[mine.row], mine.late_ns, len(rings))
         of_rings[channel] = Sums(rings.columns, {"ns": waited_ns})
         launches[channel] = Sums.of((mine.rank, mine.launch), waits=np.ones(len(mine), np.int64))
+    kinds = {event.channel.kind for event in timeline.events if event.channel}
+    may_starve = bool(tails) if kind is WaitKind.DATA else ChannelKind.CREDIT in kinds
     nothing = np.zeros(len(timeline.launches), np.int64)
-    return Starved(of_rings, launches, _launch_times(timeline, window) if of_rings else nothing)
+    return Starved(of_rings, launches, _launch_times(timeline, window) if may_starve else nothing)
 
 
 def _covered(group: Int64, start: Int64, length: Int64, num_groups: int) -> Int64:

@@ -53,14 +53,8 @@ _Place = tuple[str, str, int, int, int]
 """Channel, tail, slots, sender, receiver."""
 
 
-def find_ring_fills(
-    timeline: Timeline, window: Window | None = None, slots: Mapping[_Place, RingSlots] | None = None
-) -> tuple[RingFill, ...]:
-    """The rings that were used in the window, those first that held most of their slots on average.
-
-    slots: slots_of_rings(), of the timeline by default.
-    """
-    slots = slots_of_rings(timeline, window) if slots is None else slots
+def fullest_first(slots: Mapping[_Place, RingSlots]) -> tuple[RingFill, ...]:
+    """The rings that were used, those first that held most of their slots on average. slots: slots_of_rings()."""
     found = [
         RingFill(*place, one.num_rings, float(one.slots_ns) / one.total_ns, one.most_slots)
         for place, one in sorted(slots.items())
