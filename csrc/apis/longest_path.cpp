@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,7 +75,7 @@ public:
     // [num_changes, num_wanted] times of some nodes, with `weight` but for the edges of each change.
     py::array_t<double> replay(const Column<double>& weight,
                                const std::vector<Change>& changes,
-                               const Column<int64_t>& wanted) const {
+                               const Column<int64_t>& wanted) {
         check_weights(weight);
         check_range(wanted, num_nodes_, "node");
         for (const auto& [edges, weights] : changes) {
@@ -83,7 +84,8 @@ public:
         }
         py::array_t<double> found({static_cast<py::ssize_t>(changes.size()), wanted.size()});
         double* out = found.mutable_data();
-        Room room(num_nodes_, num_edges_, changes);
+        if (!room_) room_ = std::make_unique<Room>(num_nodes_, num_edges_);
+        Room& room = *room_;
         py::gil_scoped_release release;
         std::vector<int32_t> place_of(num_nodes_);
         for (int64_t place = 0; place < num_nodes_; ++place) place_of[order_[place]] = static_cast<int32_t>(place);
@@ -112,43 +114,31 @@ private:
         if (is_cyclic()) throw py::value_error("nodes wait for each other: nothing can be said about them");
     }
 
-    // What a pass works with, for all passes. Of numpy, which asks the system for large pages.
+    // What a pass works with, kept for all passes. The large arrays are numpy's, which asks the system for large pages.
     struct Room {
-        py::array_t<double> for_times, for_weights;
+        py::array_t<double> for_times;
         py::array_t<int32_t> for_rows;
-        Lanes *times, *weights;  // by place; of the edges that differ in any lane
-        int32_t* row;            // by edge: of `weights`; -1 for those that do not
+        Lanes* times;  // by place
+        int32_t* row;  // by edge: of `weights`, for those that differ in any lane; else -1
+        std::vector<Lanes> weights;
 
-        Room(int64_t num_nodes, int64_t num_edges, const std::vector<Change>& changes)
-            : for_times(num_nodes * kLanes), for_weights(most_edges(changes) * kLanes), for_rows(num_edges) {
+        Room(int64_t num_nodes, int64_t num_edges) : for_times(num_nodes * kLanes), for_rows(num_edges) {
             times = reinterpret_cast<Lanes*>(for_times.mutable_data());
-            weights = reinterpret_cast<Lanes*>(for_weights.mutable_data());
             row = for_rows.mutable_data();
-        }
-
-        static py::ssize_t most_edges(const std::vector<Change>& changes) {
-            py::ssize_t most = 0;
-            for (size_t first = 0; first < changes.size(); first += kLanes) {
-                py::ssize_t count = 0;
-                for (size_t i = first; i < std::min(first + kLanes, changes.size()); ++i)
-                    count += changes[i].first.size();
-                most = std::max(most, count);
-            }
-            return most;
         }
     };
 
     // Finds the times of all nodes, with `count` changes side by side.
     void run_lanes(const double* weights, const Change* changes, size_t count, Room& room) const {
         std::fill_n(room.row, num_edges_, -1);
-        int32_t num_changed = 0;
+        room.weights.clear();
         for (size_t lane = 0; lane < count; ++lane) {
             const int64_t* edges = changes[lane].first.data();
             for (py::ssize_t i = 0; i < changes[lane].first.size(); ++i) {
                 int32_t& row = room.row[edges[i]];
                 if (row < 0) {
-                    row = num_changed++;
-                    room.weights[row].fill(weights[edges[i]]);
+                    row = static_cast<int32_t>(room.weights.size());
+                    room.weights.emplace_back().fill(weights[edges[i]]);
                 }
                 room.weights[row][lane] = changes[lane].second.data()[i];
             }
@@ -219,6 +209,7 @@ private:
     std::vector<int32_t> order_;     // the node at each place
     std::vector<int32_t> first_in_;  // by place, and where the last one's end
     std::vector<Incoming> incoming_;
+    std::unique_ptr<Room> room_;
 };
 
 }  // namespace

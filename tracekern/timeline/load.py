@@ -144,8 +144,8 @@ def _decode(dumps: list[Dump]) -> list[Timeline]:
     return sorted(pieces, key=lambda piece: piece.ranks[0].rank)
 
 
-def _fit_clocks(pieces: Sequence[Timeline], samples: npt.NDArray[Any], unaligned: bool) -> list[Timeline]:
-    """The ranks' Timelines in ns, on one axis unless `unaligned`."""
+def _fit_clocks(pieces: list[Timeline], samples: npt.NDArray[Any], unaligned: bool) -> list[Timeline]:
+    """The ranks' Timelines in ns, on one axis unless `unaligned`. Empties `pieces`."""
     ranks = [piece.ranks[0] for piece in pieces]
     spans_ticks = {piece.ranks[0].rank: ticks for piece in pieces if (ticks := _first_and_last(piece))}
     if unaligned:
@@ -160,7 +160,7 @@ def _fit_clocks(pieces: Sequence[Timeline], samples: npt.NDArray[Any], unaligned
                 fits = fit_by_hosts(round_trips(pieces), samples, ranks, spans_ticks)
             except UnrelatedClocks:
                 raise unrelated from None
-    return [_to_ns(piece, fits[rank.rank], not unaligned) for piece, rank in zip(pieces, ranks, strict=True)]
+    return [_to_ns(pieces.pop(0), fits[rank.rank], not unaligned) for rank in ranks]
 
 
 def _first_and_last(piece: Timeline) -> tuple[int, int] | None:

@@ -19,21 +19,15 @@ from tracekern.analysis.graph.arrivals import find_arrivals, time_arrivals
 from tracekern.analysis.graph.asks import RUN_STARTS, Asks, find_asked
 from tracekern.analysis.graph.events import EventGraph, Schedule
 from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS
-from tracekern.analysis.groups import group_rows, median_of_groups, quantile_of_groups
-from tracekern.analysis.waits.analyze import WaitKind, Waits
+from tracekern.analysis.graph.points import RUNS_AT_ONCE, ByRun, Points, find_points, is_message
+from tracekern.analysis.graph.wait_times import NEVER, WaitTimes, ends_of_waits, latest_told, time_waits
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.waits.analyze import Int8, Waits
 from tracekern.formatting import brief
 from tracekern.timeline.columns import order_of
-from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.join.members import number_members
-from tracekern.timeline.model import OPEN_END, Float64, Int32, Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 from tracekern.timeline.table import Table
-
-_NEVER = np.iinfo(np.int64).min
-_HELD_UP = 0.5
-"""A wait that lasts this part of a flag's way was held up by the flag."""
-_POLLS, _PART, _AS_USUAL = 3, 0.2, 2
-"""So was one that lasts as many times as long as a poll, and this part of the way, or whose flag took at most as many
-times as long as others of its pair. Single polls are slow, too, long after the flag was there."""
 
 
 class EdgeKind(enum.IntEnum):
@@ -75,6 +69,8 @@ class Messages(Table):
     """Whether the wait was held up by it. Of the others it is not on record how long they took."""
 
     def joined(self, other: Messages) -> Messages:
+        if not len(other):
+            return self
         return Messages(*(np.concatenate([one, vars(other)[name]]) for name, one in vars(self).items()))
 
 
@@ -98,7 +94,7 @@ class RunGraph:
     source: Int32
     """[num_edges] node"""
     target: Int32
-    kind: Int32
+    kind: Int8
     """[num_edges] EdgeKind"""
     weight: Float64
     """[num_edges] ns as recorded; -inf for edges of hosts, which only Asks.weight() puts in"""
@@ -127,74 +123,22 @@ class RunGraph:
     __repr__ = brief
 
 
-@dataclass(frozen=True)
-class _WaitTimes:
-    """[num_waits] what each wait took, apart from being late."""
-
-    latency: Float64
-    """From the last signal's begin, or the last arrival, to the end of the wait."""
-    least: Float64
-    """What it takes where nothing holds it up."""
-    passed: Int64
-    """The same, as recorded."""
-    over: Int64
-    """When it was over, in ns from the timeline's origin."""
-    was_held_up: Mask
-
-
-@dataclass(frozen=True)
-class _Points:
-    """Nodes inside runs, and which of them wait for which."""
-
-    told: Int64
-    """[num_told] signal spans."""
-    told_run: Int64
-    arrived: Int64
-    """[num_arrived] waits at barriers of a block or grid, which tell when they begin."""
-    arrived_run: Int64
-    heard: Int64
-    """[num_heard] waits that something on record ended."""
-    heard_run: Int64
-    first: int
-    """Number of the first of these nodes: told, arrived, heard, and then one for each meeting."""
-
-    @property
-    def first_heard(self) -> int:
-        return self.first + len(self.told) + len(self.arrived)
-
-    @property
-    def first_meeting(self) -> int:
-        return self.first_heard + len(self.heard)
-
-    def node_of_told(self, num_spans: int) -> Int32:
-        """[num_spans] node of a signal's span; -1 for one that told nobody."""
-        node = np.full(num_spans, -1, np.int32)
-        node[self.told] = self.first + np.arange(len(self.told))
-        return node
-
-    def node_of_heard(self, num_waits: int) -> Int32:
-        """[num_waits] node of a wait's end; -1 for one that nothing on record ended."""
-        node = np.full(num_waits, -1, np.int32)
-        node[self.heard] = self.first_heard + np.arange(len(self.heard))
-        return node
-
-
 class _Edges:
     """Collects edges, kind by kind."""
 
     def __init__(self) -> None:
-        self._columns: list[tuple[Int32, Int32, Float64, Int32]] = []
+        self._columns: list[tuple[Int32, Int32, Float64, Int8]] = []
         self._count = 0
 
     def add(self, kind: EdgeKind, source: Int64 | Int32, target: Int64 | Int32, weight: Float64 | Int64) -> Int64:
         """Returns the numbers of the edges."""
         source, target = source.astype(np.int32, copy=False), target.astype(np.int32, copy=False)
-        kinds = np.full(len(source), int(kind), np.int32)
+        kinds = np.full(len(source), int(kind), np.int8)
         self._columns.append((source, target, weight.astype(float, copy=False), kinds))
         first, self._count = self._count, self._count + len(source)
         return np.arange(first, self._count)
 
-    def join(self) -> tuple[Int32, Int32, Float64, Int32]:
+    def join(self) -> tuple[Int32, Int32, Float64, Int8]:
         source, target, weight, kind = (np.concatenate(column) for column in zip(*self._columns, strict=True))
         return source, target, weight, kind
 
@@ -206,14 +150,14 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     """
     schedule = graph.schedule
     num_launches = len(schedule.rank)
-    points = _find_points(timeline, graph, waits, first=1 + 2 * num_launches)
-    latest = _latest(timeline, waits)
-    over = _ends_of_waits(timeline, waits, points, latest)
-    times = _time_waits(timeline, waits, latest, over)
+    points = find_points(timeline, graph, waits, first=1 + 2 * num_launches)
+    latest = latest_told(timeline, waits)
+    over = ends_of_waits(timeline, waits, points, latest)
+    times = time_waits(timeline, waits, latest, over)
     edges = _Edges()
     meetings, meeting = np.unique(waits.last_arrival[points.arrived], return_inverse=True)
     segments = _add_runs(edges, timeline, graph, waits, points, times)
-    messages = _add_messages(edges, timeline, waits, points, times)
+    messages = _add_messages(edges, waits, points, times)
     arrivals = _add_meetings(edges, timeline, waits, points, times, meeting)
     is_align = np.array([*(launch.is_align for launch in timeline.launches), *[False] * len(timeline.ranks)])
     every_gap, start_ns = _add_launches(edges, graph, is_align)
@@ -243,156 +187,63 @@ def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunG
     )
 
 
-def _is_message(waits: Waits) -> Mask:
-    return np.asarray((waits.signal >= 0) & (waits.kind != WaitKind.BARRIER), bool)
-
-
-def _find_points(timeline: Timeline, graph: EventGraph, waits: Waits, first: int) -> _Points:
-    at_barrier, arrival = find_arrivals(timeline, waits)
-    by_message = np.flatnonzero(_is_message(waits))
-    local = np.flatnonzero(waits.last_arrival >= 0)
-
-    def in_runs(row: Int64, span: Int64) -> tuple[Int64, Int64]:
-        run = graph.run_of_spans(timeline, span)
-        return row[run >= 0], run[run >= 0]
-
-    heard = _distinct(len(waits), by_message, local, at_barrier)
-    told = _distinct(len(timeline.spans), waits.signal[by_message], arrival)
-    heard, heard_run = in_runs(heard, waits.row[heard])
-    told, told_run = in_runs(told, told)
-    arrived, arrived_run = in_runs(local, waits.row[local])
-    return _Points(told, told_run, arrived, arrived_run, heard, heard_run, first)
-
-
-def _distinct(count: int, *numbers: Int64) -> Int64:
-    """Those of 0..count that are among the numbers."""
-    is_there = np.zeros(count, bool)
-    for some in numbers:
-        is_there[some] = True
-    return np.flatnonzero(is_there)
-
-
-def _latest(timeline: Timeline, waits: Waits) -> Int64:
-    """[num_waits] when the last of all that each wait was for told, or _NEVER."""
-    start = timeline.spans.start
-    latest = np.full(len(waits), _NEVER)
-    by_message, local = np.flatnonzero(_is_message(waits)), np.flatnonzero(waits.last_arrival >= 0)
-    latest[by_message] = start[waits.signal[by_message]]
-    latest[local] = start[waits.last_arrival[local]]
-    at_barrier, arrival = find_arrivals(timeline, waits)
-    np.maximum.at(latest, at_barrier, start[arrival])
-    return latest
-
-
-def _ends_of_waits(timeline: Timeline, waits: Waits, points: _Points, latest: Int64) -> Int64:
-    """[num_waits] when each was over: at its end, or where its warp sent a signal before that, once all had arrived.
-
-    A warp that acknowledges what it waited for, inside the span of the wait, has waited no longer.
-    """
-    spans, over = timeline.spans, timeline.spans.end[waits.row]
-    order = np.lexsort((spans.start[points.told], points.told_run))
-    told_run, told = points.told_run[order], spans.start[points.told[order]]
-    heard, run = points.heard, points.heard_run
-    signal = waits.signal[heard]
-    drained = np.where((signal >= 0) & (spans.end[signal] != OPEN_END), spans.end[signal], _NEVER)
-    there = np.maximum(np.maximum(spans.start[waits.row[heard]], latest[heard]), drained)
-    first, stop = (np.searchsorted(told_run, run, side) for side in ("left", "right"))
-    place = bisect_right(told, first, stop, there)
-    sent = np.append(told, 0)[place]
-    inside = (place < stop) & (sent < over[heard])
-    over[heard[inside]] = sent[inside]
-    return over
-
-
-def _time_waits(timeline: Timeline, waits: Waits, latest: Int64, over: Int64) -> _WaitTimes:
-    """How long a message took that nothing waited for is not on record: its drain, and what flags usually take."""
-    spans = timeline.spans
-    known, lasted = latest > _NEVER, over - timeline.spans.start[waits.row]
-    passed = np.where(known, over - np.where(known, latest, 0), 0)
-    message = _is_message(waits)
-    drain = np.where(message, np.maximum(spans.end[waits.signal] - spans.start[waits.signal], 0), 0)
-    flag = np.maximum(passed - drain, 0)
-    by_phase = group_rows(len(waits), waits.phase)
-    was_late = (latest >= spans.start[waits.row]) | (waits.late_ns + waits.drain_ns > 0)
-    held_up = known & (was_late | (lasted >= _HELD_UP * np.maximum(flag, 1)))
-    # Of those that found their signal there most only polled once.
-    there = known & ~held_up
-    polled = quantile_of_groups(by_phase.group[there], lasted[there], len(by_phase), 0.25)[by_phase.group]
-    held_up |= known & (lasted > _POLLS * polled) & (lasted >= _PART * flag)
-    usual = _usual_flags(timeline, waits, flag, held_up)
-    held_up |= known & (lasted > _POLLS * polled) & (flag <= _AS_USUAL * usual)
-    return _WaitTimes(
-        latency=np.where(held_up, passed, np.minimum(drain + usual, passed)).astype(float),
-        least=np.where(held_up, np.minimum(np.nan_to_num(polled), lasted), lasted).astype(float),
-        passed=passed,
-        over=over,
-        was_held_up=held_up,
-    )
-
-
-def _usual_flags(timeline: Timeline, waits: Waits, flag: Int64, held_up: Mask) -> Float64:
-    """[num_waits] what flags of each pair of ranks take in a phase, by the median of those that held up a wait.
-
-    Of a pair without any it is what the pair takes in other phases, or else what a quarter of all pairs take at most:
-    those that hold up waits may be the slow ones.
-    """
-    pairs = group_rows(len(waits), waits.phase, waits.peer, waits.rank)
-    usual = median_of_groups(pairs.group[held_up], flag[held_up], len(pairs))
-    _, peer, rank = pairs.columns
-    near = timeline.on_same_node(peer.astype(np.int32), rank.astype(np.int32)).astype(np.int64)
-    links, known = group_rows(len(pairs), peer, rank), np.flatnonzero(np.isfinite(usual))
-    of_link = median_of_groups(links.group[known], usual[known], len(links))[links.group]
-    usual = np.where(np.isfinite(usual), usual, of_link)
-    known = np.flatnonzero(np.isfinite(usual))
-    usual = np.where(np.isfinite(usual), usual, quantile_of_groups(near[known], usual[known], 2, 0.25)[near])
-    return np.asarray(np.nan_to_num(usual)[pairs.group], float)
-
-
 def _add_runs(
-    edges: _Edges, timeline: Timeline, graph: EventGraph, waits: Waits, points: _Points, times: _WaitTimes
+    edges: _Edges, timeline: Timeline, graph: EventGraph, waits: Waits, points: Points, times: WaitTimes
 ) -> Segments:
     """Each run from its launch's start through its nodes to its launch's end."""
-    runs, schedule, count = graph.runs, graph.schedule, len(graph.schedule.rank)
-    run, node, begin, end, least = _nodes_in_order(timeline, waits, points, times)
+    runs, schedule, num_launches = graph.runs, graph.schedule, len(graph.schedule.rank)
+    ends = _ends_of_runs(graph)
+    lists = [ByRun.of(run) for run in (points.told_run, points.arrived_run, points.heard_run)]
+    num_nodes = np.sum([np.bincount(own.run, minlength=len(runs)) for own in lists], axis=0)
     # A segment leads to each node, and one more from the last of a run to the launch's end.
-    to_node = np.arange(len(run)) + run
-    last = np.cumsum(np.bincount(run, minlength=len(runs)) + 1) - 1
-    first = np.append(0, last + 1)[: len(runs)]
-    start, stop = np.empty((2, len(run) + len(runs)), np.int64)
-    source, target = np.empty((2, len(start)), np.int32)
-    start[first], start[to_node + 1] = schedule.start[runs.launch], end
-    stop[to_node], stop[last] = np.maximum(begin, start[to_node]), np.maximum(runs.end, start[last])
-    source[first], source[to_node + 1] = 1 + runs.launch, node
-    target[to_node], target[last] = node, 1 + count + runs.launch
-    weight = (stop - start).astype(float)
-    weight[to_node] += np.minimum(least, end - stop[to_node])
-    weight[last] += schedule.end[runs.launch] - _ends_of_runs(graph)[runs.launch]
+    last = np.cumsum(num_nodes + 1) - 1
+    first = np.append(0, last + 1)
+    start, stop = np.empty((2, first[-1]), np.int64)
+    source, target = np.empty((2, first[-1]), np.int32)
+    weight = np.empty(first[-1])
+    for at in range(0, len(runs), RUNS_AT_ONCE):
+        some = slice(at, at + RUNS_AT_ONCE)
+        places = [own.places(at, at + RUNS_AT_ONCE) for own in lists]
+        run, node, begin, end, least = _nodes_in_order(timeline, waits, points, times, *places)
+        launch, own_first, own_last = runs.launch[some], first[:-1][some], last[some]
+        to_node = first[at] + np.arange(len(run)) + run - at
+        start[own_first], start[to_node + 1] = schedule.start[launch], end
+        stop[to_node], stop[own_last] = np.maximum(begin, start[to_node]), np.maximum(runs.end[some], start[own_last])
+        source[own_first], source[to_node + 1] = 1 + launch, node
+        target[to_node], target[own_last] = node, 1 + num_launches + launch
+        weight[to_node] = stop[to_node] - start[to_node] + np.minimum(least, end - stop[to_node])
+        weight[own_last] = stop[own_last] - start[own_last] + schedule.end[launch] - ends[launch]
     edges.add(EdgeKind.OWN, source, target, weight)
-    return Segments(np.repeat(np.arange(len(runs), dtype=np.int32), np.diff(last, prepend=-1)), start, stop)
+    return Segments(np.repeat(np.arange(len(runs), dtype=np.int32), num_nodes + 1), start, stop)
 
 
 def _nodes_in_order(
-    timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes
+    timeline: Timeline,
+    waits: Waits,
+    points: Points,
+    times: WaitTimes,
+    told: Int64,
+    arrived: Int64,
+    heard: Int64,
 ) -> tuple[Int64, Int64, Int64, Int64, Float64]:
-    """([n] run, [n] node, [n] when it begins, [n] when it is over, [n] ns that it takes at least) of all nodes in runs,
-    run by run in the order of time."""
-    run = np.concatenate([points.told_run, points.arrived_run, points.heard_run])
-    row = np.concatenate([points.told, waits.row[points.arrived], waits.row[points.heard]])
+    """([n] run, [n] node, [n] when it begins, [n] when it is over, [n] ns that it takes at least) of some points, run
+    by run in the order of time."""
+    waiting = points.heard[heard]
+    run = np.concatenate([points.told_run[told], points.arrived_run[arrived], points.heard_run[heard]])
+    row = np.concatenate([points.told[told], waits.row[points.arrived[arrived]], waits.row[waiting]])
+    first_arrived = points.first + len(points.told)
+    node = np.concatenate([points.first + told, first_arrived + arrived, points.first_heard + heard])
     end, least = timeline.spans.start[row], np.zeros(len(run))
-    first_heard = len(run) - len(points.heard)
-    end[first_heard:], least[first_heard:] = times.over[points.heard], times.least[points.heard]
+    first_heard = len(run) - len(waiting)
+    end[first_heard:], least[first_heard:] = times.over[waiting], times.least[waiting]
     # A warp arrives at a barrier before it hears, and hears before it sends at that time.
-    kind = np.repeat([2, 0, 1], [len(points.told), len(points.arrived), len(points.heard)])
-    order = np.argsort(row * 4 + kind, kind="stable")  # three parts in order already: merged in no time
+    kind = np.repeat([2, 0, 1], [len(told), len(arrived), len(heard)])
+    order = order_of(row * 4 + kind)
     begin = timeline.spans.start[row]
-    if (np.diff(run[order]) < 0).any():  # what a track recorded of two launches in turns
-        order = order[order_of(run[order])]
     columns = run, end, begin, kind
-    if len(wrong := _out_of_order([column[order] for column in columns])):
-        in_wrong = np.flatnonzero(np.isin(run[order], run[order[wrong]]))
-        rows = order[in_wrong]
-        order[in_wrong] = rows[np.lexsort([column[rows] for column in reversed(columns)])]
-    return run[order], points.first + order, begin[order], end[order], least[order]
+    if len(_out_of_order([column[order] for column in columns])):
+        order = np.lexsort(columns[::-1])
+    return run[order], node[order], begin[order], end[order], least[order]
 
 
 def _out_of_order(columns: Sequence[Int64]) -> Int64:
@@ -405,16 +256,15 @@ def _out_of_order(columns: Sequence[Int64]) -> Int64:
 
 
 def _ends_of_runs(graph: EventGraph) -> Int64:
-    """[num_launches] when the last run of each ended; _NEVER where it has none."""
-    ends = np.full(len(graph.schedule.rank), _NEVER)
+    """[num_launches] when the last run of each ended; NEVER where it has none."""
+    ends = np.full(len(graph.schedule.rank), NEVER)
     np.maximum.at(ends, graph.runs.launch, graph.runs.end)
     return ends
 
 
-def _add_messages(edges: _Edges, timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes) -> Messages:
-    wait = np.flatnonzero(_is_message(waits))
-    source = points.node_of_told(len(timeline.spans))[waits.signal[wait]]
-    target = points.node_of_heard(len(waits))[wait]
+def _add_messages(edges: _Edges, waits: Waits, points: Points, times: WaitTimes) -> Messages:
+    wait = np.flatnonzero(is_message(waits))
+    source, target = points.node_of_told[waits.signal[wait]], points.node_of_heard[wait]
     kept = (source >= 0) & (target >= 0)
     wait = wait[kept]
     edge = edges.add(EdgeKind.MESSAGE, source[kept], target[kept], times.latency[wait])
@@ -422,19 +272,19 @@ def _add_messages(edges: _Edges, timeline: Timeline, waits: Waits, points: _Poin
 
 
 def _add_meetings(
-    edges: _Edges, timeline: Timeline, waits: Waits, points: _Points, times: _WaitTimes, meeting: Int64
+    edges: _Edges, timeline: Timeline, waits: Waits, points: Points, times: WaitTimes, meeting: Int64
 ) -> Messages:
     """Barriers of a block or grid have a node where all meet; of barriers of ranks each arrival is an edge.
 
     meeting: [num_arrived] number of the meeting that each local arrival is at. Returns the arrivals that ended a wait.
     """
-    heard = points.node_of_heard(len(waits))
+    heard = points.node_of_heard
     arrived = points.first + len(points.told) + np.arange(len(points.arrived))
     met = points.first_meeting + meeting
     edges.add(EdgeKind.MEETING, arrived, met, np.zeros(len(met)))
     edges.add(EdgeKind.MEETING, met, heard[points.arrived], times.latency[points.arrived])
     wait, signal = find_arrivals(timeline, waits)
-    source, target = points.node_of_told(len(timeline.spans))[signal], heard[wait]
+    source, target = points.node_of_told[signal], heard[wait]
     latency, ended = time_arrivals(timeline, waits, wait, signal, times.latency, times.over)
     kept = np.flatnonzero((source >= 0) & (target >= 0))
     edge = edges.add(EdgeKind.MEETING, source[kept], target[kept], latency[kept])
@@ -448,7 +298,7 @@ def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gap
     schedule = graph.schedule
     shown, count = schedule.order, len(schedule.rank)
     ends = _ends_of_runs(graph)
-    bare = shown[(ends[shown] == _NEVER) & ~is_align[shown]]
+    bare = shown[(ends[shown] == NEVER) & ~is_align[shown]]
     edges.add(EdgeKind.OWN, 1 + bare, 1 + count + bare, schedule.end[bare] - schedule.start[bare])
     ahead = launches_ahead(schedule)
     following = shown[ahead[shown] >= 0]
@@ -477,7 +327,7 @@ def launches_ahead(schedule: Schedule) -> Int64:
     """
     ahead: Int64 = schedule.before.copy()
     for launch, before in _ended_before(schedule):
-        until = np.where(ahead[launch] >= 0, schedule.end[ahead[launch]], _NEVER)
+        until = np.where(ahead[launch] >= 0, schedule.end[ahead[launch]], NEVER)
         later = before[schedule.end[before] > until]
         ahead[launch[schedule.end[before] > until]] = later
     return ahead
@@ -530,7 +380,7 @@ def _add_alignments(
     count = len(schedule.rank)
     launch = schedule.order[is_align[schedule.order]]
     meetings = group_rows(len(launch), members[launch], schedule.sequence[launch])
-    meeting, latest = meetings.group, np.full(len(meetings), _NEVER)
+    meeting, latest = meetings.group, np.full(len(meetings), NEVER)
     np.maximum.at(latest, meeting, schedule.start[launch])
     met = edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
     seen = schedule.end[launch] - latest[meeting]  # below 0 by clocks that contradict the barrier

@@ -215,7 +215,8 @@ def analyze_waits(timeline: Timeline) -> Waits:
     late, drain, slack = _divide(timeline, kind, begin, end, signal, last_arrival, done)
     late = np.where(endless & (kind != WaitKind.OPAQUE), end - begin, late)
     track = spans.track[row]
-    role_of_span, roles = roles_of(timeline, spans)
+    launch = spans.launch[row]
+    role, roles = roles_of(timeline, Spans(track=track, launch=launch))
     phase, phases, phase_numbers = number_phases(timeline, row)
     return Waits(
         row=row,
@@ -225,9 +226,9 @@ def analyze_waits(timeline: Timeline) -> Waits:
         rank=_rank_of(timeline, row),
         peer=_peers(timeline, row, signal, last_arrival),
         track=track,
-        role=role_of_span[row],
+        role=role,
         phase=phase,
-        launch=spans.launch[row],
+        launch=launch,
         wait_ns=end - begin,
         endless=endless,
         headless=timeline.headless_spans()[row],
@@ -277,13 +278,21 @@ def number_phases(timeline: Timeline, row: Int64) -> tuple[Int32, tuple[Phase, .
 
 def _releases(timeline: Timeline, arrivals: Flows, row: Int64) -> tuple[Int64, Int64]:
     """([n] releasing signal, [n] last arrival at a block or grid barrier); -1 where there is none."""
-    signal = wait_edges.last_signals(timeline)
-    signal[wait_edges.of_events(timeline, wait_edges.is_barrier(timeline))] = -1
-    signal[arrivals.wait] = arrivals.signal  # sorted by arrival: the last one written stays
+    released = wait_edges.last_signals(timeline)
     local = wait_edges.local_barriers(timeline)
-    last_arrival = np.full(len(timeline.spans), -1, np.int64)
-    last_arrival[local.wait] = local.last
-    return signal[row], last_arrival[row]
+    is_barrier = np.array([*wait_edges.is_barrier(timeline), False], bool)[timeline.spans.event[row]]
+    signal = np.where(is_barrier, -1, _of_rows(row, released.wait, released.signal))
+    by_arrival = _of_rows(row, arrivals.wait, arrivals.signal)  # sorted by arrival: the last one written stays
+    return np.where(by_arrival >= 0, by_arrival, signal), _of_rows(row, local.wait, local.last)
+
+
+def _of_rows(row: Int64, wait: Int64, other: Int64) -> Int64:
+    """[num_rows] what belongs to each row, which ascend; -1 where nothing does. wait, other: [n]."""
+    found = np.full(len(row), -1, np.int64)
+    place = np.searchsorted(row, wait)
+    is_there = np.append(row, -1)[place] == wait
+    found[place[is_there]] = other[is_there]
+    return found
 
 
 def _kinds(timeline: Timeline, row: Int64, signal: Int64, last_arrival: Int64, endless: Mask) -> Int8:

@@ -51,17 +51,15 @@ def is_barrier(timeline: Timeline) -> list[bool]:
     return [event.channel is not None and event.channel.kind is ChannelKind.BARRIER for event in timeline.events]
 
 
-def last_signals(timeline: Timeline) -> Int64:
-    """[num_spans] the signal span that arrived last at each wait that has a flow; else -1."""
+def last_signals(timeline: Timeline) -> Flows:
+    """Of each wait that has a flow the signal that arrived last, sorted by wait."""
     signal, wait = timeline.flows.signal, timeline.flows.wait
     if np.any(np.diff(wait) <= 0):  # several signals to one wait, or edges in no order
         order = np.lexsort((signal, timeline.spans.start[signal], signal_ends(timeline, signal), wait))
         signal, wait = signal[order], wait[order]
         last = np.append(np.diff(wait) != 0, True)
         signal, wait = signal[last], wait[last]
-    result = np.full(len(timeline.spans), -1, np.int64)
-    result[wait] = signal
-    return result
+    return Flows(signal, wait)
 
 
 def barrier_arrivals(timeline: Timeline) -> Flows:

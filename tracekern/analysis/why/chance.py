@@ -225,17 +225,15 @@ def _habits(excess: Float64, known: Sequence[Pattern]) -> Float64:
     without its largest: what happened once is no habit."""
     so_far, still = (np.maximum.accumulate(excess[..., ::step], axis=-1)[..., ::step] for step in (1, -1))
     until, from_there = (np.cumsum(excess[..., ::step], axis=-1)[..., ::step] for step in (1, -1))
-    sums = np.empty((*excess.shape[:-1], len(known)))
-    for number, pattern in enumerate(known):
-        if pattern.stride > 1:
-            strided = excess[..., pattern.begin :: pattern.stride]
-            rest = strided.sum(axis=-1) - strided.max(axis=-1)
-        elif pattern.until:
-            rest = until[..., pattern.until - 1] - so_far[..., pattern.until - 1]
-        else:
-            rest = from_there[..., pattern.begin] - still[..., pattern.begin]
-        sums[..., number] = rest / np.sqrt(pattern.hits.sum() - 1)
-    return sums
+    ends = np.array([pattern.until for pattern in known])
+    stride = np.array([pattern.stride for pattern in known])
+    begin = np.array([pattern.begin for pattern in known])
+    rest = np.where(ends > 0, (until - so_far)[..., ends - 1], (from_there - still)[..., begin])
+    for number in np.flatnonzero(stride > 1).tolist():
+        strided = excess[..., begin[number] :: stride[number]]
+        rest[..., number] = strided.sum(axis=-1) - strided.max(axis=-1)
+    rest /= np.sqrt(np.array([pattern.hits.sum() for pattern in known]) - 1)
+    return np.asarray(rest, float)
 
 
 def _centred(excess: Float64) -> Float64:
@@ -268,8 +266,11 @@ def _spread(excess: Float64, floor_ns: float) -> Float64:
 def _by_set(sums: Float64, has_sets: bool) -> tuple[Float64, Int64]:
     """([..., k, num_patterns] the normalised sum of the k + 1 largest members of [..., num_members, num_patterns], up
     to half of all; which members these are, largest first)"""
-    order = np.argsort(-sums, axis=-2)
     most = max(sums.shape[-2] // 2, 1) if has_sets else 1
+    if most == 1:
+        order = np.expand_dims(sums.argmax(axis=-2), -2)
+        return np.take_along_axis(sums, order, axis=-2), order
+    order = np.argsort(-sums, axis=-2)
     ordered = np.take_along_axis(sums, order, axis=-2)[..., :most, :]
     return ordered.cumsum(axis=-2) / np.sqrt(np.arange(1, most + 1))[:, None], order
 

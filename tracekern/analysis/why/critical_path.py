@@ -18,7 +18,7 @@ from tracekern.analysis.graph.longest_path import walk_back
 from tracekern.analysis.graph.moments import Moments
 from tracekern.analysis.graph.run_graph import EdgeKind
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.waits.analyze import Phase, Waits
+from tracekern.analysis.waits.analyze import Int8, Phase, Waits
 from tracekern.formatting import brief
 from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.facts.iterations import launch_iterations
@@ -59,7 +59,7 @@ class Stretches(Table):
     """[n] stretches of a path, earliest first, each beginning where the one before ends, or behind what counts for
     nothing."""
 
-    kind: Int32
+    kind: Int8
     """An EdgeKind: one edge of the run graph."""
     rank: Int32
     sender: Int32

@@ -154,31 +154,36 @@ class _RunNumbers:
 
     def pieces(self, edge: Int64, run: Int64, ns: Int64, iteration: Int64) -> Pieces:
         """edge, run, ns, iteration: [n] of pieces of one phase, those of a run in the order of time."""
-        rank = self._rank[run]
-        if (rank[1:] < rank[:-1]).any():
-            order = order_of(rank)
-            edge, run, ns, iteration, rank = (column[order] for column in (edge, run, ns, iteration, rank))
-        writer = self._writer[run]
-        place, num_places = _number(_ordinals(rank, writer, iteration), writer)
-        kinds = self._of_stage(run)
-        kind = kinds.group
-        cell, num_cells = _number(_ordinals(rank, kind), kind)
+        if (np.diff(self._rank[run]) < 0).any():
+            order = order_of(self._rank[run])
+            edge, run, ns, iteration = (column[order] for column in (edge, run, ns, iteration))
+        # What a run, or a run in an iteration, has in common is worked out once for its pieces.
+        stretches = _Stretches.of(run)
+        own_run = run[stretches.first]
+        of_iterations = stretches if stretches.are_alike(iteration) else _Stretches.of(run, iteration)
+        run_there, iteration_there = run[of_iterations.first], iteration[of_iterations.first]
+        writer = self._writer[run_there]
+        ordinal = of_iterations.ordinals(self._rank[run_there], writer, iteration_there)
+        place, num_places = _number(ordinal, of_iterations.spread(writer))
+        kinds = self._of_stage(own_run)
+        ordinal, kind = stretches.ordinals(self._rank[own_run], kinds.group), stretches.spread(kinds.group)
+        cell, num_cells = _number(ordinal, kind)
         kind_of_cell = np.zeros(num_cells, np.int64)
         kind_of_cell[cell] = kind
         _, sequence, of_writer = kinds.columns
+        rank = stretches.spread(self._rank[own_run])
         fits = ns.max(initial=0) <= np.iinfo(np.int32).max
         in_cell = np.full((num_cells, self._num_ranks), _NONE, np.int32 if fits else np.int64)
         in_cell[cell, rank] = ns
-        call = np.unique(sequence[kind_of_cell], return_inverse=True)[1]
         return Pieces(
             np.searchsorted(rank, np.arange(self._num_ranks + 1)),
-            edge.astype(np.int32, copy=False),
+            edge.astype(np.int32),
             iteration.astype(np.int32),
             cell,
             place,
             in_cell,
             of_writer[kind_of_cell],
-            call,
+            np.unique(sequence[kind_of_cell], return_inverse=True)[1],
             num_places,
         )
 
@@ -199,17 +204,37 @@ def _number(ordinal: Int64, kind: Int64) -> tuple[Int32, int]:
     return (first[kind] + ordinal).astype(np.int32), int(most.sum())
 
 
-def _ordinals(*columns: npt.NDArray[np.integer]) -> Int64:
-    """[n] how many rows before each agree with it in all columns. Fast where most agree with their neighbours."""
-    count = len(columns[0])
-    is_new = np.ones(count, bool)
-    is_new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    first = np.flatnonzero(is_new)
-    length = np.diff(first, append=count)
-    kind = group_rows(len(first), *(column[first] for column in columns)).group
-    order = order_of(kind)
-    before = np.cumsum(length[order]) - length[order]
-    is_first = np.append(True, kind[order][1:] != kind[order][:-1])[: len(order)]
-    earlier = np.empty(len(first), np.int64)
-    earlier[order] = before - before[np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))]
-    return np.arange(count) - np.repeat(first - earlier, length)
+@dataclass(frozen=True)
+class _Stretches:
+    """[n] stretches of rows that agree with their neighbours in all columns."""
+
+    first: Int64
+    """Row that each begins at."""
+    length: Int64
+
+    @classmethod
+    def of(cls, *columns: npt.NDArray[np.integer]) -> _Stretches:
+        is_new = np.ones(len(columns[0]), bool)
+        is_new[1:] = False
+        for column in columns:
+            is_new[1:] |= column[1:] != column[:-1]
+        first = np.flatnonzero(is_new)
+        return cls(first, np.diff(first, append=len(is_new)))
+
+    def spread(self, values: Int64) -> Int64:
+        """[num_rows] those of each row's stretch. values: [n]"""
+        return np.repeat(values, self.length)
+
+    def are_alike(self, values: Int64) -> bool:
+        """Whether the rows of each stretch have one value. values: [num_rows]"""
+        return bool((self.spread(values[self.first]) == values).all())
+
+    def ordinals(self, *columns: npt.NDArray[np.integer]) -> Int64:
+        """[num_rows] how many rows before each are of stretches that agree with its own in all columns. columns: [n]"""
+        kind = group_rows(len(self.first), *columns).group
+        order = order_of(kind)
+        before = np.cumsum(self.length[order]) - self.length[order]
+        is_first = np.append(True, kind[order][1:] != kind[order][:-1])[: len(order)]
+        earlier = np.empty(len(order), np.int64)
+        earlier[order] = before - before[np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))]
+        return np.arange(self.length.sum()) - self.spread(self.first - earlier)

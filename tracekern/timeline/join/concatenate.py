@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump.format import MAX_NS
 from tracekern.errors import BadInput
-from tracekern.timeline.columns import join_rows
-from tracekern.timeline.model import OPEN_END, EventClass, EventType, Marks, Spans, Timeline
+from tracekern.timeline.model import (
+    OPEN_END,
+    EventClass,
+    EventType,
+    Launch,
+    Marks,
+    Problem,
+    Rank,
+    Spans,
+    Timeline,
+    Track,
+)
 
 
 def concatenate(pieces: list[Timeline]) -> Timeline:
@@ -20,46 +31,66 @@ def concatenate(pieces: list[Timeline]) -> Timeline:
     """
     events: dict[EventType, int] = {}
     names: dict[str, int] = {}
-    spans, marks, problems = [], [], []
-    num_tracks = num_launches = 0
-    origin = _first_of(pieces)
-    for piece in pieces:
+    tracks, launches, ranks, problems = list[Track](), list[Launch](), list[Rank](), list[Problem]()
+    titles, aligned, origin = dict[str, None](), all(piece.aligned for piece in pieces), _first_of(pieces)
+    spans, marks = (_Filling(kind, sum(map(len, rows))) for kind, rows in _rows_of(pieces))
+    while pieces:  # what is copied is not needed any more
+        piece = pieces.pop(0)
         number = np.array([events.setdefault(event, len(events)) for event in piece.events] or [0], np.int32)
         label = np.array([names.setdefault(name, len(names)) for name in piece.host_names] or [0], np.uint64)
-        spans.append(_renumber_spans(piece, number, label, num_tracks, num_launches, origin))
-        marks.append(
-            dataclasses.replace(
-                piece.marks,
-                track=piece.marks.track + np.int32(num_tracks),
-                event=number[piece.marks.event],
-                launch=piece.marks.launch + np.int32(num_launches),
-                time=piece.marks.time - origin,
-            )
+        spans.add(_renumbered(piece, number, label, len(tracks), len(launches), origin))
+        marks.add(
+            {
+                "track": piece.marks.track + np.int32(len(tracks)),
+                "event": number[piece.marks.event],
+                "launch": piece.marks.launch + np.int32(len(launches)),
+                "time": piece.marks.time - origin,
+                "payload": piece.marks.payload,
+            }
         )
-        moved = (dataclasses.replace(p, track=p.track + num_tracks if p.track >= 0 else -1) for p in piece.problems)
+        moved = (dataclasses.replace(p, track=p.track + len(tracks) if p.track >= 0 else -1) for p in piece.problems)
         problems += list(moved)
-        num_tracks += len(piece.tracks)
-        num_launches += len(piece.launches)
-    tracks = tuple(track for piece in pieces for track in piece.tracks)
-    launches = tuple(launch for piece in pieces for launch in piece.launches)
-    ranks = tuple(rank for piece in pieces for rank in piece.ranks)
-    title = "; ".join(dict.fromkeys(piece.title for piece in pieces if piece.title))
-    aligned = all(piece.aligned for piece in pieces)
-    pieces.clear()
+        tracks += piece.tracks
+        launches += piece.launches
+        ranks += piece.ranks
+        titles |= {piece.title: None} if piece.title else {}
     return Timeline(
         unit="ns",
-        ranks=ranks,
-        tracks=tracks,
+        ranks=tuple(ranks),
+        tracks=tuple(tracks),
         events=tuple(events),
-        launches=launches,
-        spans=join_rows(spans, Spans()),
-        marks=join_rows(marks, Marks()),
+        launches=tuple(launches),
+        spans=Spans(**spans.columns),
+        marks=Marks(**marks.columns),
         host_names=tuple(names),
         problems=tuple(problems),
         origin_ns=origin,
-        title=title,
+        title="; ".join(titles),
         aligned=aligned,
     )
+
+
+def _rows_of(pieces: list[Timeline]) -> tuple[tuple[Spans | Marks, list[Any]], ...]:
+    return (Spans(), [piece.spans for piece in pieces]), (Marks(), [piece.marks for piece in pieces])
+
+
+class _Filling:
+    """Columns that are filled part by part. End payloads that no event has take no memory."""
+
+    def __init__(self, like: Spans | Marks, count: int) -> None:
+        made = {True: np.zeros, False: np.empty}  # numpy asks for large pages of the second alone
+        self.columns: dict[str, Any] = {
+            name: made[name == "end_payload"](count, column.dtype) for name, column in vars(like).items()
+        }
+        self._filled = 0
+
+    def add(self, columns: dict[str, Any]) -> None:
+        """columns: [n] of each name; None for zeros."""
+        rows = slice(self._filled, self._filled + len(columns["track"]))
+        for name, values in columns.items():
+            if values is not None:
+                self.columns[name][rows] = values
+        self._filled = rows.stop
 
 
 def _first_of(pieces: list[Timeline]) -> int:
@@ -81,26 +112,27 @@ def _first_of(pieces: list[Timeline]) -> int:
     return origin
 
 
-def _renumber_spans(
+def _renumbered(
     piece: Timeline,
     number: npt.NDArray[np.int32],
     label: npt.NDArray[np.uint64],
     num_tracks: int,
     num_launches: int,
     origin: int,
-) -> Spans:
+) -> dict[str, Any]:
+    """The columns of its spans."""
     spans = piece.spans
     is_host = piece.events_of(EventClass.HOST)[spans.event]
     payload = spans.begin_payload
     if is_host.any():
         payload = payload.copy()
         payload[is_host] = label[payload[is_host]]
-    return Spans(
-        track=spans.track + np.int32(num_tracks),
-        event=number[spans.event],
-        launch=np.where(spans.launch < 0, np.int32(-1), spans.launch + np.int32(num_launches)),
-        start=spans.start - origin,
-        end=np.where(spans.end == OPEN_END, OPEN_END, spans.end - origin),
-        begin_payload=payload,
-        end_payload=spans.end_payload,
-    )
+    return {
+        "track": spans.track + np.int32(num_tracks),
+        "event": number[spans.event],
+        "launch": np.where(spans.launch < 0, np.int32(-1), spans.launch + np.int32(num_launches)),
+        "start": spans.start - origin,
+        "end": np.where(spans.is_open, OPEN_END, spans.end - origin),
+        "begin_payload": payload,
+        "end_payload": spans.end_payload if any(event.end_fields for event in piece.events) else None,
+    }
