@@ -18,7 +18,7 @@ from tests.paths import TRACES
 from tracekern.analysis.findings import analyze
 from tracekern.analysis.graph import longest_path
 from tracekern.analysis.graph.events import EventGraph, build_graph
-from tracekern.analysis.graph.longest_path import InterpretedPath, order_graph
+from tracekern.analysis.graph.longest_path import Change, InterpretedPath, order_graph
 from tracekern.analysis.graph.run_graph import RunGraph, build_run_graph
 from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.analysis.why.candidates import Candidate, CauseKind
@@ -111,6 +111,13 @@ def test_both_find_the_longest_paths_of_any_graph(data: st.DataObject):
     if not both[1].is_cyclic:
         for ours, theirs in zip(*(path.run(weight) for path in both), strict=True):
             np.testing.assert_array_equal(ours, theirs)
+        changed = st.lists(st.integers(0, len(edges) - 1), unique=True, max_size=len(edges)) if edges else st.just([])
+        changes = [
+            Change(np.array(rows, np.int64), weight[rows] + 3) for rows in data.draw(st.lists(changed, max_size=6))
+        ]
+        wanted = np.arange(num_nodes)[::-1]
+        ours, theirs = (path.replay(weight, changes, wanted) for path in both)
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_graph_that_waits_for_itself_says_so():
