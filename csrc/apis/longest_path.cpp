@@ -132,6 +132,9 @@ private:
     void run_lanes(const double* weights, const Change* changes, size_t count, Room& room) const {
         std::fill_n(room.row, num_edges_, -1);
         room.weights.clear();
+        size_t num_changed = 0;
+        for (size_t lane = 0; lane < count; ++lane) num_changed += static_cast<size_t>(changes[lane].first.size());
+        room.weights.reserve(num_changed);
         for (size_t lane = 0; lane < count; ++lane) {
             const int64_t* edges = changes[lane].first.data();
             for (py::ssize_t i = 0; i < changes[lane].first.size(); ++i) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -308,10 +309,14 @@ def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Win
         window: Begin and end of the part to judge, in ns from the timeline's origin.
 
     Returns:
-        The findings, with the slow ones computed already, on two cores; none where the times are damaged.
+        The findings, with the slow ones computed already, on two cores where there are two; none where the times are
+        damaged.
     """
     findings = Findings(timeline, link_limit, window)
     if findings.damage:
+        return findings
+    if len(os.sched_getaffinity(0)) < 2:  # beside each other they would only take more memory
+        _work_out(findings, (*_WITHOUT_WAITS, *_OF_WAITS))
         return findings
     with ThreadPoolExecutor(max_workers=1) as beside:
         without_waits = beside.submit(_work_out, findings, _WITHOUT_WAITS)

@@ -61,17 +61,17 @@ def group_rows(num_rows: int, *columns: npt.NDArray[Any]) -> Groups:
     return Groups(np.repeat(group, np.diff(first, append=num_rows)), keys)
 
 
-def order_within(group: Int64, values: npt.NDArray[Any]) -> Int64:
+def order_within(group: Int64 | Int32, values: npt.NDArray[Any]) -> Int64:
     """[n] the order of groups, and of values within each."""
     if np.issubdtype(values.dtype, np.integer):
         low = int(values.min(initial=0))
         room = int(values.max(initial=0)) - low + 1
         if (int(group.max(initial=0)) + 1) * room < _MAX_CODE:
-            return order_of(group * room + (values - low))
+            return order_of(group.astype(np.int64, copy=False) * room + (values - low))
     return np.lexsort((values, group))
 
 
-def median_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int) -> Float64:
+def median_of_groups(group: Int64 | Int32, values: npt.NDArray[Any], num_groups: int) -> Float64:
     """[num_groups] the median of each group's values; nan of none."""
     order = order_within(group, values)
     count = np.bincount(group, minlength=num_groups)
@@ -82,7 +82,7 @@ def median_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int) ->
     return median
 
 
-def quantile_of_groups(group: Int64, values: npt.NDArray[Any], num_groups: int, share: float) -> Float64:
+def quantile_of_groups(group: Int64 | Int32, values: npt.NDArray[Any], num_groups: int, share: float) -> Float64:
     """[num_groups] the value that `share` of each group's values lie below; nan of none. For few groups."""
     quantile = np.full(num_groups, np.nan)
     for number in range(num_groups):

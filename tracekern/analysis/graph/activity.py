@@ -18,7 +18,7 @@ _MAX_DEPTH = 64
 class Activity(Table):
     """[n] pieces of device spans, sorted by (track, start); no two of a track overlap."""
 
-    span: Int64
+    span: Int32
     """Index into Timeline.spans: the innermost span open at this time."""
     track: Int32
     start: Int64
@@ -33,7 +33,7 @@ def flatten(timeline: Timeline) -> Activity:
     Each that lies in no other one is a piece, of no length too.
     """
     spans, ends = timeline.spans, ends_by_launch(timeline)
-    span = np.flatnonzero(timeline.tracks_of(TrackKind.DEVICE)[spans.track] & (ends != OPEN_END))
+    span = np.flatnonzero(timeline.tracks_of(TrackKind.DEVICE)[spans.track] & (ends != OPEN_END)).astype(np.int32)
     track, start, end = spans.track[span], spans.start[span], ends[span]
     overlaps = (start[1:] < end[:-1]) & (track[1:] == track[:-1])
     if not overlaps.any():

@@ -116,6 +116,8 @@ class RunGraph:
     @property
     def counted(self) -> Float64:
         """[num_edges] ns as recorded, 0 of edges whose time counts for nothing."""
+        if not len(self.uncounted):
+            return self.weight
         counted: Float64 = self.weight.copy()
         counted[self.uncounted] = 0
         return counted

@@ -155,12 +155,11 @@ def explain(
         return no_cost(moments if isinstance(moments, str) else note)
     run_graph = moments.run_graph
     ends = ends_of_iterations(timeline, graph, run_graph, iterations)
-    replays, own_hosts = (
-        Replays(moments, graph, ends, weight)
-        for weight in (run_graph.counted, run_graph.asks.weight(run_graph.counted))
-    )
+    counted, own_hosts = run_graph.counted, None
+    if run_graph.asks.is_complete:
+        own_hosts = Replays(moments, graph, ends, run_graph.asks.weight(counted))
     candidates = Candidates(timeline, graph, waits, run_graph, ends)
-    return _Inquiry(timeline, replays, own_hosts if run_graph.asks.is_complete else None, candidates).answer()
+    return _Inquiry(timeline, Replays(moments, graph, ends, counted), own_hosts, candidates).answer()
 
 
 def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str:

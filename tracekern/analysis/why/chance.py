@@ -23,7 +23,7 @@ MIN_ITERATIONS = 8
 """With fewer, costs are told and nothing is judged."""
 MIN_FOR_PATTERNS = 20
 _MIN_SIDE, _MIN_HITS, _MAX_STRIDE = 3, 4, 5
-_DRAWS_AT_ONCE = 111
+_DRAWS_AT_ONCE = 37
 _PERSISTENCES = np.append(np.linspace(0, 0.9, 19), [0.925, 0.95, 0.97])
 _LONG = 64
 """A series of more iterations shows its persistence as it is."""

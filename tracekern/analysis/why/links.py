@@ -43,19 +43,19 @@ class Links:
         self.routes = tuple(map(Route, *(column.tolist() for column in links.columns)))
         """By link between two ranks."""
         order = np.argsort(links.group, kind="stable")
-        self._link = links.group[order]
+        self._link = links.group[order].astype(np.int32)
         messages, source = messages.take(between[order]), source[between[order]]
         wait, signal = messages.wait, messages.signal
         self._edge, self._was_awaited = messages.edge, messages.was_awaited
         near = timeline.on_same_node(source, waits.rank[wait]).astype(np.int64)
         kinds = group_rows(len(wait), waits.phase[wait], near)
-        self._kind, self._num_kinds, self._near_of_kind = kinds.group, len(kinds), kinds.columns[1]
+        self._kind, self._num_kinds, self._near_of_kind = kinds.group.astype(np.int32), len(kinds), kinds.columns[1]
         self._drain = np.maximum(spans.end[signal] - spans.start[signal], 0)
         self._flag = np.maximum(messages.passed_ns - self._drain, 0)
         """At most: only an awaited flag had just arrived when it was seen."""
         self._sending = _edge_after(run_graph)[run_graph.source[self._edge]]
         run = graph.run_of_spans(timeline, waits.row[wait])
-        self._iteration = ends.at(run, spans.start[waits.row[wait]])
+        self._iteration = ends.at(run, spans.start[waits.row[wait]]).astype(np.int32)
         self._num_iterations = max(len(ends), 1)
         self._drains = _Ordered.of(self._drain, self._kind, self._num_kinds)
         self._flags = _Ordered.of(self._flag, self._kind, self._num_kinds)
@@ -100,7 +100,7 @@ class Links:
     def _longer(self, route: Route, hits: Mask) -> tuple[Int64, Float64, Float64]:
         """(the route's messages in these iterations, [num_kinds] how much longer their drain usually is than that of
         other links', and their flags)"""
-        links = [number for number, one in enumerate(self.routes) if route.covers(one)]
+        links = np.array([number for number, one in enumerate(self.routes) if route.covers(one)], np.int32)
         first, stop = (np.searchsorted(self._link, links, side) for side in ("left", "right"))
         of_route = rows_of_ranges(first, stop - first)
         mine = of_route[np.append(hits, False)[self._iteration[of_route]]]
@@ -141,18 +141,18 @@ class _Ordered:
     first: Int64
     """[num_groups + 1] where those of each group begin."""
     values: Int64
-    row: Int64
+    row: Int32
     place: Int32
     """[num_rows] where each row's value is; -1: not among them."""
 
     @classmethod
-    def of(cls, values: Int64, group: Int64, num_groups: int) -> _Ordered:
+    def of(cls, values: Int64, group: Int32, num_groups: int) -> _Ordered:
         """values, group: [n]."""
-        row = order_within(group, values)
+        row = order_within(group, values).astype(np.int32)
         return cls._in_order(row, values[row], np.searchsorted(group[row], np.arange(num_groups + 1)), len(values))
 
     @classmethod
-    def _in_order(cls, row: Int64, values: Int64, first: Int64, num_rows: int) -> _Ordered:
+    def _in_order(cls, row: Int32, values: Int64, first: Int64, num_rows: int) -> _Ordered:
         place = np.full(num_rows, -1, np.int32)
         place[row] = np.arange(len(row))
         return cls(first, values, row, place)

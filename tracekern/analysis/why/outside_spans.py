@@ -6,6 +6,7 @@ import numpy as np
 
 from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.groups import group_rows
+from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline
 
 
@@ -15,15 +16,17 @@ def longest_gap(timeline: Timeline, graph: EventGraph, stage: int, is_of: Mask) 
     stage: index into EventGraph.stages. is_of: [num_runs] whether a run is of those that take longer.
     """
     activity, runs, schedule = graph.activity, graph.runs, graph.schedule
-    run = np.repeat(np.arange(len(runs)), runs.stop - runs.first)
+    of_stage = np.flatnonzero(schedule.stage[runs.launch] == stage)
+    count = (runs.stop - runs.first)[of_stage]
+    piece, run = rows_of_ranges(runs.first[of_stage], count), np.repeat(of_stage, count)
     is_first = np.append(True, run[1:] != run[:-1])[: len(run)]
-    event = timeline.spans.event[activity.span].astype(np.int64)
+    event = timeline.spans.event[activity.span[piece]].astype(np.int64)
     before = np.where(is_first, -1, np.append(-1, event[:-1])[: len(event)])
-    since = np.where(is_first, schedule.start[runs.launch[run]], np.append(0, activity.end[:-1])[: len(event)])
-    chosen = np.flatnonzero(schedule.stage[runs.launch[run]] == stage)
-    gaps = group_rows(len(chosen), before[chosen], event[chosen])
-    gap_ns = np.maximum(activity.start[chosen] - since[chosen], 0).astype(float)
-    mine = is_of[run[chosen]]
+    ended = np.append(0, activity.end[piece][:-1])[: len(piece)]
+    since = np.where(is_first, schedule.start[runs.launch[run]], ended)
+    gaps = group_rows(len(piece), before, event)
+    gap_ns = np.maximum(activity.start[piece] - since, 0).astype(float)
+    mine = is_of[run]
     own, theirs = (_mean(gaps.group, gap_ns, which, len(gaps)) for which in (mine, ~mine))
     count = np.bincount(gaps.group[mine], minlength=len(gaps))
     if not len(gaps) or not count.any():

@@ -14,7 +14,7 @@ from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.moments import Moments
 from tracekern.timeline.model import Float64, Int64, Mask
 
-_AT_ONCE = 8
+_AT_ONCE = 4
 """So many changes are worked out and replayed at a time."""
 
 NOTHING = Change(np.empty(0, np.int64), np.empty(0))
