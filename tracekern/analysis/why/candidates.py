@@ -17,7 +17,7 @@ from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.waits.analyze import Phase, Waits
 from tracekern.analysis.why.chance import Finding, Measure, Pattern, beside_peers
 from tracekern.analysis.why.links import Links, Route
-from tracekern.analysis.why.members import Part
+from tracekern.analysis.why.members import Suspects
 from tracekern.analysis.why.outside_spans import longest_gap
 from tracekern.analysis.why.peers import PeerTable
 from tracekern.analysis.why.pieces import writers_of
@@ -185,7 +185,7 @@ class Candidates:
         """Returns the warp that a finding is of, see writers_of(); -1 for whole ranks."""
         if finding.measure != _WARP:
             return -1
-        return self.table.only_writer(Part(finding.members, finding.pattern.hits))
+        return self.table.only_writer(Suspects(finding.members, finding.pattern.hits))
 
     def take_out(self, candidate: Candidate, hits: Mask, is_incident: bool = False) -> None:
         """From now on the candidate takes as long as its peers in these iterations; after an incident as long as it
@@ -244,18 +244,18 @@ class Candidates:
             return added([self.links.without(route, hits) for route in _routes(candidate)])
         if candidate.kind is CauseKind.RING:
             return self.rings.without(candidate.channel)
-        part = Part(self._indices(candidate), hits, warp)
+        suspects = Suspects(self._indices(candidate), hits, warp)
         if candidate.kind is CauseKind.HOST:
-            return self.table.hosts.without_asks(part) if own_hosts else self.table.hosts.without(part)
+            return self.table.hosts.without_asks(suspects) if own_hosts else self.table.hosts.without(suspects)
         if candidate.kind is CauseKind.EXTRA:
-            return self.table.without_extra(part, own_hosts)
+            return self.table.without_extra(suspects, own_hosts)
         is_pace = candidate.kind is CauseKind.PACE
-        return self.table.without_pace(part) if is_pace else self.table.without_amount(part)
+        return self.table.without_pace(suspects) if is_pace else self.table.without_amount(suspects)
 
     def is_host(self, candidate: Candidate, hits: Mask) -> bool:
         """Whether it was mostly the host that made gaps before kernels longer than those of other ranks."""
-        part = Part(self._indices(candidate), hits)
-        return self.table.hosts.host_share(part, self._graph.schedule.host_gap_ns) > 0.5
+        suspects = Suspects(self._indices(candidate), hits)
+        return self.table.hosts.host_share(suspects, self._graph.schedule.host_gap_ns) > 0.5
 
     def describe(self, candidate: Candidate, hits: Mask, warp: int = -1) -> Excess:
         """Says by how much a candidate exceeds its peers."""
@@ -266,26 +266,26 @@ class Candidates:
         if candidate.kind is CauseKind.RING:
             ring = self.rings.fullest[candidate.channel]
             return Excess(float(ring.late_ns), 1.0, None, slots=ring.slots)
-        part = Part(self._indices(candidate), hits, warp)
+        suspects = Suspects(self._indices(candidate), hits, warp)
         if candidate.kind is CauseKind.HOST:
             hosts = self.table.hosts
-            stage = self._graph.stages[hosts.longest_stage(part)]
-            return Excess(hosts.mean_excess_ns(part), 1.0, None, stage=stage)
+            stage = self._graph.stages[hosts.longest_stage(suspects)]
+            return Excess(hosts.mean_excess_ns(suspects), 1.0, None, stage=stage)
         if candidate.kind is CauseKind.PACE and warp < 0:
-            warp = self.table.only_writer(part)
-            part = dataclasses.replace(part, writer=warp)
-        phase, factor = self.table.longest_phase(part, candidate.kind.value)
+            warp = self.table.only_writer(suspects)
+            suspects = dataclasses.replace(suspects, writer=warp)
+        phase, factor = self.table.longest_phase(suspects, candidate.kind.value)
         where = None if warp < 0 else self._place_of(warp)
         found = self._graph.phases[phase] if phase >= 0 else None
-        return Excess(0.0, factor, found, where, self._between(part, phase))
+        return Excess(0.0, factor, found, where, self._between(suspects, phase))
 
-    def _between(self, part: Part, phase: int) -> tuple[str, str] | None:
+    def _between(self, suspects: Suspects, phase: int) -> tuple[str, str] | None:
         """Returns the events around time that no span covers, where the phase is such time."""
         graph = self._graph
         if phase not in (*graph.between_spans.tolist(), *graph.not_started.tolist()):
             return None
         is_of = np.zeros(len(graph.runs), bool)
-        is_of[self.table.runs_of(part)] = True
+        is_of[self.table.runs_of(suspects)] = True
         return longest_gap(self._timeline, graph, graph.stages.index(graph.phases[phase].stage), is_of)
 
     def _place_of(self, writer: int) -> tuple[int, int]:

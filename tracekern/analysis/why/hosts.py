@@ -10,7 +10,7 @@ from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows
-from tracekern.analysis.why.members import FAR, Part, median_of_members, sums_by
+from tracekern.analysis.why.members import FAR, Suspects, median_of_members, sums_by
 from tracekern.analysis.why.replays import added
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline, shared_gpus
 
@@ -71,19 +71,19 @@ class Hosts:
         """[num_ranks, num_iterations] Gaps before kernels that no other rank has."""
         return self._of_ranks(np.where(self._is_extra, self.gap_ns, 0.0))
 
-    def without(self, part: Part) -> Change:
+    def without(self, suspects: Suspects) -> Change:
         """The gaps before kernels are as much shorter as they exceed those of other ranks, on average."""
-        return self._evened_out(part, self._launch, self._edge, self.gap_ns)
+        return self._evened_out(suspects, self._launch, self._edge, self.gap_ns)
 
-    def without_asks(self, part: Part) -> Change:
+    def without_asks(self, suspects: Suspects) -> Change:
         """The same of what hosts did that ran ahead: of Asks.weight()."""
         asks = self._asks
         columns = ((asks.before, asks.before_ns), (asks.after, asks.after_ns), (asks.gap, asks.gap_ns))
-        return added([self._evened_out(part, asks.launch, edge, ns) for edge, ns in columns])
+        return added([self._evened_out(suspects, asks.launch, edge, ns) for edge, ns in columns])
 
-    def without_extra(self, part: Part, own_hosts: bool) -> Change:
+    def without_extra(self, suspects: Suspects, own_hosts: bool) -> Change:
         """There are no gaps before kernels that no other rank has, nor did hosts ask for them."""
-        rows, asks = np.flatnonzero(self._is_extra & self._chosen(part, self._launch)), self._asks
+        rows, asks = np.flatnonzero(self._is_extra & self._chosen(suspects, self._launch)), self._asks
         if not own_hosts:
             return Change(self._edge[rows], -self.gap_ns[rows])
         own = np.isin(asks.launch, self._launch[rows])
@@ -96,47 +96,47 @@ class Hosts:
         is_shared = np.isin(self._rank[self._launch], [rank for ranks in self._shared for rank in ranks.tolist()])
         return Change(self._edge, np.where(is_shared, 0.0, usual - self.gap_ns))
 
-    def mean_excess_ns(self, part: Part) -> float:
-        """How much longer the gaps of a part are in an iteration than those of other ranks, by the median iteration."""
-        rows = np.flatnonzero(self._chosen(part, self._launch))
-        longer = self._beside(part, self._launch, self.gap_ns, rows)
+    def mean_excess_ns(self, suspects: Suspects) -> float:
+        """How much longer gaps of suspects are in an iteration than those of other ranks, by the median iteration."""
+        rows = np.flatnonzero(self._chosen(suspects, self._launch))
+        longer = self._beside(suspects, self._launch, self.gap_ns, rows)
         iterations = np.unique(self._iteration[self._launch[rows]], return_inverse=True)
-        by_iteration = np.bincount(iterations[1], np.nan_to_num(longer), len(iterations[0])) / len(part.ranks)
+        by_iteration = np.bincount(iterations[1], np.nan_to_num(longer), len(iterations[0])) / len(suspects.ranks)
         return float(np.median(by_iteration)) if len(by_iteration) else 0.0
 
-    def longest_stage(self, part: Part) -> int:
-        """The stage before which most of what the gaps of a part are longer lies: an index into EventGraph.stages."""
-        rows = np.flatnonzero(self._chosen(part, self._launch))
-        longer = np.nan_to_num(self._beside(part, self._launch, self.gap_ns, rows))
+    def longest_stage(self, suspects: Suspects) -> int:
+        """The stage before which most of what the gaps of suspects are longer lies: an index into EventGraph.stages."""
+        rows = np.flatnonzero(self._chosen(suspects, self._launch))
+        longer = np.nan_to_num(self._beside(suspects, self._launch, self.gap_ns, rows))
         return int(np.bincount(self._stage[self._launch[rows]], longer).argmax())
 
-    def host_share(self, part: Part, by_host_ns: Int64) -> float:
-        """How much of what the gaps of a part are longer is the host's. by_host_ns: see Schedule.host_gap_ns."""
-        rows = np.flatnonzero(self._chosen(part, self._launch))
-        longer = self._beside(part, self._launch, self.gap_ns, rows)
+    def host_share(self, suspects: Suspects, by_host_ns: Int64) -> float:
+        """How much of what the gaps of suspects are longer is the host's. by_host_ns: see Schedule.host_gap_ns."""
+        rows = np.flatnonzero(self._chosen(suspects, self._launch))
+        longer = self._beside(suspects, self._launch, self.gap_ns, rows)
         by_host = by_host_ns[self._launch].astype(float)
         of_peers = np.where(by_host > 0, by_host, self.gap_ns)  # where nothing says what it took, all of it
-        of_host = by_host[rows] - (of_peers[rows] - self._beside(part, self._launch, of_peers, rows))
+        of_host = by_host[rows] - (of_peers[rows] - self._beside(suspects, self._launch, of_peers, rows))
         is_longer = longer > 0
         total = float(longer[is_longer].sum())
         return float(np.clip(of_host, 0, longer)[is_longer].sum()) / total if total else 0.0
 
-    def _evened_out(self, part: Part, launch: Int64, edge: Int64, ns: Float64) -> Change:
-        rows = np.flatnonzero(self._chosen(part, launch))
-        longer = self._beside(part, launch, ns, rows)
+    def _evened_out(self, suspects: Suspects, launch: Int64, edge: Int64, ns: Float64) -> Change:
+        rows = np.flatnonzero(self._chosen(suspects, launch))
+        longer = self._beside(suspects, launch, ns, rows)
         rows, longer = rows[np.isfinite(longer)], longer[np.isfinite(longer)]
         places = group_rows(len(rows), self._rank[launch[rows]], self._stage[launch[rows]])
         mean = np.bincount(places.group, longer, len(places)) / np.maximum(places.count(), 1)
         return Change(edge[rows], -mean[places.group])
 
-    def _beside(self, part: Part, launch: Int64, ns: Float64, rows: Int64) -> Float64:
-        """[num_rows] how much longer than the median of the ranks outside of the part; nan where there are none."""
-        others = np.delete(self._in_call(launch, ns), part.ranks, axis=1)
+    def _beside(self, suspects: Suspects, launch: Int64, ns: Float64, rows: Int64) -> Float64:
+        """[num_rows] how much longer than the median of the ranks that are no suspects; nan where there are none."""
+        others = np.delete(self._in_call(launch, ns), suspects.ranks, axis=1)
         return np.asarray(ns[rows] - median_of_members(others)[self._call[launch[rows]]], float)
 
-    def _chosen(self, part: Part, launch: Int64) -> Mask:
-        hits = np.append(part.hits, False)
-        return np.asarray(np.isin(self._rank[launch], part.ranks) & hits[self._iteration[launch]], bool)
+    def _chosen(self, suspects: Suspects, launch: Int64) -> Mask:
+        hits = np.append(suspects.hits, False)
+        return np.asarray(np.isin(self._rank[launch], suspects.ranks) & hits[self._iteration[launch]], bool)
 
     def _in_call(self, launch: Int64, ns: Float64) -> Float64:
         """[num_calls, num_ranks]"""

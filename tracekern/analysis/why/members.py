@@ -15,8 +15,8 @@ FAR = 3.0
 
 
 @dataclass(frozen=True)
-class Part:
-    """Ranks, in some iterations; of one warp of theirs, or of all."""
+class Suspects:
+    """Ranks that may be to blame, in some iterations; one warp of theirs, or all."""
 
     ranks: Int64
     """Indices into Timeline.ranks."""

@@ -18,7 +18,7 @@ from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.waits.analyze import Waits
 from tracekern.analysis.why.hosts import Hosts
-from tracekern.analysis.why.members import FAR, Part, median_of_members, sums_by
+from tracekern.analysis.why.members import FAR, Suspects, median_of_members, sums_by
 from tracekern.analysis.why.pieces import Pieces, find_pieces, known, writers_of
 from tracekern.analysis.why.replays import NOTHING, added
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline
@@ -51,7 +51,7 @@ class _OfPhase:
 
 @dataclass(frozen=True)
 class _Beside:
-    """[n] pieces of a part in one phase, beside those of other ranks."""
+    """[n] pieces of suspects in one phase, beside those of other ranks."""
 
     phase: int
     rows: Int64
@@ -59,7 +59,7 @@ class _Beside:
     own: Float64
     """ns"""
     theirs: Float64
-    """The median of the ranks outside of the part in the same cell; nan where there are none."""
+    """The median of the ranks that are no suspects in the same cell; nan where there are none."""
     times_as_many: Float64
     """How many times as many pieces those ranks have in the call, on average."""
 
@@ -123,9 +123,9 @@ class PeerTable:
 
     # ---- the run without it: how much longer edges take ----
 
-    def without_pace(self, part: Part) -> Change:
-        """Each piece takes as much less as its place exceeds that of ranks outside of the part, on average."""
-        return _of_edges([self._without_pace(one) for one in self._beside(part)])
+    def without_pace(self, suspects: Suspects) -> Change:
+        """Each piece takes as much less as its place exceeds that of ranks that are no suspects, on average."""
+        return _of_edges([self._without_pace(one) for one in self._beside(suspects)])
 
     def _without_pace(self, beside: _Beside) -> Change:
         pieces, rank, own, theirs = self._phases[beside.phase].pieces, beside.rank, beside.own, beside.theirs
@@ -138,29 +138,29 @@ class PeerTable:
         change = np.where(both, -longer[place], own * (ratio[rank] - 1))
         return Change(pieces.edge[beside.rows].astype(np.int64), change)
 
-    def without_amount(self, part: Part) -> Change:
-        """The ranks have as many pieces of each phase in each call as those outside of the part, on average."""
-        common = (one for one in self._beside(part) if self._phases[one.phase].is_common)
+    def without_amount(self, suspects: Suspects) -> Change:
+        """The ranks have as many pieces of each phase in each call as those that are no suspects, on average."""
+        common = (one for one in self._beside(suspects) if self._phases[one.phase].is_common)
         return self._shorter((one, one.own * (one.times_as_many - 1)) for one in common)
 
-    def without_extra(self, part: Part, own_hosts: bool) -> Change:
+    def without_extra(self, suspects: Suspects, own_hosts: bool) -> Change:
         """The ranks do nothing that no other rank does. own_hosts: of Asks.weight()."""
-        extra = (one for one in self._beside(part) if self._phases[one.phase].is_extra)
-        return added([self._shorter((one, -one.own) for one in extra), self.hosts.without_extra(part, own_hosts)])
+        extra = (one for one in self._beside(suspects) if self._phases[one.phase].is_extra)
+        return added([self._shorter((one, -one.own) for one in extra), self.hosts.without_extra(suspects, own_hosts)])
 
     def _shorter(self, parts: Iterator[tuple[_Beside, Float64]]) -> Change:
         edges = ((self._phases[one.phase].pieces.edge[one.rows], change) for one, change in parts)
         return _of_edges([Change(edge.astype(np.int64), change) for edge, change in edges])
 
-    def runs_of(self, part: Part) -> Int64:
-        """Returns the runs that the pieces of a part are in."""
-        edges = [self._phases[one.phase].pieces.edge[one.rows] for one in self._beside(part)]
+    def runs_of(self, suspects: Suspects) -> Int64:
+        """Returns the runs that the pieces of suspects are in."""
+        edges = [self._phases[one.phase].pieces.edge[one.rows] for one in self._beside(suspects)]
         return np.unique(self._run_of_segment[np.concatenate([NOTHING.edge, *edges])]).astype(np.int64)
 
-    def longest_phase(self, part: Part, what: str) -> tuple[int, float]:
+    def longest_phase(self, suspects: Suspects, what: str) -> tuple[int, float]:
         """(index into EventGraph.phases, times as long per piece, or as many pieces, as at peers) of the phase that
         most of the excess is of; (-1, 1) where nothing is longer. what: "pace", "amount" or "extra"."""
-        by_phase = [(self._excess(one, what), one) for one in self._beside(part)]
+        by_phase = [(self._excess(one, what), one) for one in self._beside(suspects)]
         longest_ns, longest = max(by_phase, key=lambda entry: entry[0], default=(0.0, None))
         if longest is None or longest_ns <= 0:
             return -1, 1.0
@@ -178,29 +178,29 @@ class PeerTable:
             return float((beside.own * (1 - beside.times_as_many)).sum()) if of_phase.is_common else 0.0
         return float(beside.own.sum()) if of_phase.is_extra else 0.0
 
-    def only_writer(self, part: Part) -> int:
-        """The one warp of the part's one rank that takes far longer than its peers; -1 where several do."""
+    def only_writer(self, suspects: Suspects) -> int:
+        """The one warp of a single suspect that takes far longer than its peers; -1 where several do."""
         excess, is_there = np.zeros(self._num_writers), np.zeros(self._num_writers, bool)
-        for one in self._beside(part):
+        for one in self._beside(suspects):
             pieces = self._phases[one.phase].pieces
             writer = pieces.writer_of_cell[pieces.cell[one.rows]]
             is_there[writer] = True
             excess += np.bincount(writer, np.nan_to_num(one.own - one.theirs), self._num_writers)
-        if is_there.sum() < 2 or len(part.ranks) > 1:
+        if is_there.sum() < 2 or len(suspects.ranks) > 1:
             return -1
         second, largest = np.partition(excess, -2)[-2:]
         return int(excess.argmax()) if largest > FAR * max(float(second), 0.0) else -1
 
-    def _beside(self, part: Part) -> Iterator[_Beside]:
-        """Yields the pieces of a part, phase by phase, where it has any."""
+    def _beside(self, suspects: Suspects) -> Iterator[_Beside]:
+        """Yields the pieces of suspects, phase by phase, where they have any."""
         for phase, of_phase in enumerate(self._phases):
             pieces, count = of_phase.pieces, of_phase.count
-            rows, rank = pieces.rows_of(part.ranks, part.hits, part.writer)
+            rows, rank = pieces.rows_of(suspects.ranks, suspects.hits, suspects.writer)
             if not len(rows):
                 continue
             cells, cell = np.unique(pieces.cell[rows], return_inverse=True)
-            theirs = median_of_members(known(np.delete(pieces.in_cell[cells], part.ranks, axis=1)))[cell]
-            others = np.delete(count, part.ranks, axis=1)
+            theirs = median_of_members(known(np.delete(pieces.in_cell[cells], suspects.ranks, axis=1)))[cell]
+            others = np.delete(count, suspects.ranks, axis=1)
             mean = np.nansum(others, axis=1) / np.maximum(np.isfinite(others).sum(axis=1), 1)
             call = pieces.call_of_cell[pieces.cell[rows]]
             yield _Beside(phase, rows, rank, pieces.ns(rows, rank), theirs, mean[call] / count[call, rank])
