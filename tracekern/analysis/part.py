@@ -32,7 +32,10 @@ from tracekern.timeline.select import Window, reaches_into, select
 
 @dataclass(eq=False)
 class Part:
-    """Waits are divided on all of the part first: what released a wait may be outside the window."""
+    """Some whole calls of a run, or all of them.
+
+    Waits are divided on all of the part first: what released a wait may be outside the window.
+    """
 
     timeline: Timeline
     """In ns. Its spans are those of the part, its tables those of the whole run."""
