@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tracekern.analysis.graph.events import ActivityRuns, EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
+from tracekern.analysis.graph.points import RUNS_AT_ONCE
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import Groups, group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
@@ -23,7 +24,6 @@ from tracekern.timeline.columns import order_of
 from tracekern.timeline.intervals import bisect_right
 from tracekern.timeline.model import OPEN_END, EventClass, Float64, Int32, Int64, Mask, Timeline
 
-_RUNS_AT_ONCE = 1 << 14
 _NONE = -1
 """Stands in the table of cells for a rank that has no piece there."""
 
@@ -113,8 +113,8 @@ def _cut(timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGrap
     is_heard[waits.row[run_graph.heard]] = True
     is_fixed = _is_fixed(timeline, waits)
     own, uncovered = np.full(len(activity), _NONE, np.int32), segments.end - segments.start
-    for start in range(0, len(runs), _RUNS_AT_ONCE):
-        of_runs = slice(start, start + _RUNS_AT_ONCE)
+    for start in range(0, len(runs), RUNS_AT_ONCE):
+        of_runs = slice(start, start + RUNS_AT_ONCE)
         first, stop = runs.first[of_runs], runs.stop[of_runs]
         piece = slice(first[0], stop[-1])
         run = np.repeat(np.arange(start, start + len(first)), stop - first)
