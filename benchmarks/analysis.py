@@ -19,14 +19,13 @@ import argparse
 import gc
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import Table, resident_bytes, write_results
+from harness import Table, judged, measured_in_child, print_verdicts, resident_bytes, write_results
 
 Measured = dict[str, Any]
 
@@ -48,18 +47,11 @@ def main() -> None:
         print(json.dumps(measure(arguments.child, arguments.rounds)))
         return
     load_before = os.getloadavg()[0]
-    sizes = [measure_in_child(round(size * 1e6), arguments.rounds) for size in arguments.sizes]
+    sizes = [measured_in_child(str(round(size * 1e6)), "--rounds", str(arguments.rounds)) for size in arguments.sizes]
     verdicts = judge(sizes)
     print_tables(sizes, verdicts)
     write_results("analysis", {"load_before": load_before, "sizes": sizes, "verdicts": verdicts})
     sys.exit(0 if all(verdict["met"] for verdict in verdicts) else 1)
-
-
-def measure_in_child(num_spans: int, rounds: int) -> Measured:
-    command = [sys.executable, __file__, "--child", str(num_spans), "--rounds", str(rounds)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return dict(json.loads(done.stdout))
 
 
 def measure(num_spans: int, rounds: int) -> Measured:
@@ -152,7 +144,7 @@ def judge(sizes: list[Measured]) -> list[Measured]:
         (f"all questions, {last['spans'] / 1e6:.0f} M spans, CPU s", total_seconds(last), MAX_SECONDS),
         ("seconds a span, largest / smallest size", growth, MAX_GROWTH),
     ]
-    return [{"what": what, "measured": value, "bound": bound, "met": value <= bound} for what, value, bound in rows]
+    return judged(rows)
 
 
 def print_tables(sizes: list[Measured], verdicts: list[Measured]) -> None:
@@ -170,10 +162,7 @@ def print_tables(sizes: list[Measured], verdicts: list[Measured]) -> None:
     table.add("held before all of them", *(f"{size['timeline_bytes'] / 1e6:.0f}" for size in sizes))
     table.add("most of the process", *(f"{most_bytes(size) / 1e6:.0f}" for size in sizes))
     table.print()
-    table = Table("bounds", ["what", "measured", "at most", "met"])
-    for row in verdicts:
-        table.add(row["what"], f"{row['measured']:.2f}", f"{row['bound']:g}", "yes" if row["met"] else "NO")
-    table.print()
+    print_verdicts(verdicts)
 
 
 if __name__ == "__main__":

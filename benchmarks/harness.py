@@ -34,6 +34,29 @@ class Table:
             print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
+Verdict = dict[str, Any]
+
+
+def judged(rows: list[tuple[str, float, float]]) -> list[Verdict]:
+    """rows: what was measured, the number, and what it may be at most."""
+    return [{"what": what, "measured": value, "bound": bound, "met": value <= bound} for what, value, bound in rows]
+
+
+def print_verdicts(verdicts: list[Verdict]) -> None:
+    table = Table("bounds", ["what", "measured", "at most", "met"])
+    for row in verdicts:
+        table.add(row["what"], f"{row['measured']:.2f}", f"{row['bound']:g}", "yes" if row["met"] else "NO")
+    table.print()
+
+
+def measured_in_child(*arguments: str) -> dict[str, Any]:
+    """What this program prints as JSON in a process of its own, called with --child and these arguments."""
+    command = [sys.executable, sys.argv[0], "--child", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return dict(json.loads(done.stdout))
+
+
 def about_network(provider: str, status: str = "run") -> dict[str, Any]:
     """What each result of a network says. status: run, rehearsed, or not run."""
     return {"provider": provider, "status": status, "cores": os.cpu_count()}

@@ -36,7 +36,7 @@ SLOW_RANK, LATE_RANK = 3, 5
 START_NS = 0.5 * SECOND
 STAGES = ("dispatch_send", "dispatch_recv", "combine_send", "combine_recv")
 SPANS_A_CALL = 2 * TOKENS * 3 + TOKENS + TOKENS // 4 * 2
-"""Of a warp."""
+"""Spans that a warp records in a call."""
 _KEYS = ("name", "class", "ends_at", "channel", "begin_fields", "end_fields")
 _ROWS = (
     ("copy_token", "work", "issue", "", "peer:10 slot:22", ""),

@@ -15,20 +15,19 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from harness import Table, resident_bytes, write_results
+from harness import Table, judged, measured_in_child, print_verdicts, resident_bytes, write_results
 from large_captures import Size, write_capture
 
 Measured = dict[str, Any]
 
 MAX_SECONDS, MAX_BYTES = 25.0, 2e9
-"""Of a report of 10 M spans in memory."""
+"""What a report of 10 M spans in memory may take."""
 
 
 def main() -> None:
@@ -45,7 +44,7 @@ def main() -> None:
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         captures = [write_capture(Path(folder) / str(size.spans), size) for size in sizes]
-        rounds = [[measure_in_child(capture) for capture in captures] for _ in range(options.rounds)]
+        rounds = [[measured_in_child(str(capture)) for capture in captures] for _ in range(options.rounds)]
     rows = [
         {"ranks": size.ranks, "spans": size.spans, "rounds": list(of_size)}
         for size, of_size in zip(sizes, zip(*rounds, strict=True), strict=True)
@@ -54,13 +53,6 @@ def main() -> None:
     print_tables(rows, verdicts)
     write_results("windows", {"load_before": load_before, "in_memory": rows, "verdicts": verdicts})
     sys.exit(0 if all(verdict["met"] for verdict in verdicts) else 1)
-
-
-def measure_in_child(capture: Path) -> Measured:
-    command = [sys.executable, __file__, "--child", str(capture)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return dict(json.loads(done.stdout))
 
 
 def measure(capture: str) -> Measured:
@@ -87,11 +79,11 @@ def cpu_seconds(measured: Measured) -> float:
 
 def judge(row: Measured) -> list[Measured]:
     what = f"{row['spans'] / 1e6:.0f} M spans in memory"
-    found = [
+    rows = [
         (f"{what}, CPU s", min(map(cpu_seconds, row["rounds"])), MAX_SECONDS),
         (f"{what}, GB at peak", min(one["peak_bytes"] for one in row["rounds"]) / 1e9, MAX_BYTES / 1e9),
     ]
-    return [{"what": text, "measured": value, "bound": bound, "met": value <= bound} for text, value, bound in found]
+    return judged(rows)
 
 
 def print_tables(rows: list[Measured], verdicts: list[Measured]) -> None:
@@ -102,10 +94,7 @@ def print_tables(rows: list[Measured], verdicts: list[Measured]) -> None:
         numbers = f"{fastest:.1f}", f"{slowest:.1f}", f"{fastest / row['spans'] * 1e6:.2f}", f"{peak / 1e6:.0f}"
         table.add(str(row["ranks"]), f"{row['spans'] / 1e6:.2f}", *numbers)
     table.print()
-    table = Table("bounds", ["what", "measured", "at most", "met"])
-    for row in verdicts:
-        table.add(row["what"], f"{row['measured']:.2f}", f"{row['bound']:g}", "yes" if row["met"] else "NO")
-    table.print()
+    print_verdicts(verdicts)
 
 
 if __name__ == "__main__":

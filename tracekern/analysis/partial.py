@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.groups import Groups, group_rows
+from tracekern.analysis.groups import group_rows
 from tracekern.timeline.model import Float64, Int64, Mask
 
 Value = TypeVar("Value")
@@ -49,16 +49,12 @@ class Sums:
     @classmethod
     def of(cls, keys: Sequence[npt.NDArray[Any]], **values: npt.NDArray[Any]) -> Sums:
         """keys: one or more columns of rows. values: of the same rows."""
-        return cls.of_groups(group_rows(len(keys[0]), *keys), **values)
-
-    @classmethod
-    def of_groups(cls, groups: Groups, **values: npt.NDArray[Any]) -> Sums:
-        """The same of rows that are grouped by their keys."""
+        groups = group_rows(len(keys[0]), *keys)
         return cls(groups.columns, {name: groups.sum(value) for name, value in values.items()})
 
     @classmethod
     def total(cls, parts: Sequence[Sums]) -> Sums:
-        """All of one or more."""
+        """Adds one or more."""
         keys = [np.concatenate(column) for column in zip(*(part.keys for part in parts), strict=True)]
         return cls.of(keys, **{name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values})
 

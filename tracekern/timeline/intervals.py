@@ -38,8 +38,8 @@ def union_ns(spans: Spans, row: Int64, owner: Int64 | Int32, num_owners: int) ->
     """[num_owners] ns covered by at least one of the closed spans `row` of each owner; row, owner: [n]."""
     begin, finish = spans.start[row], spans.end[row]
     base, reach = np.full(num_owners, np.iinfo(np.int64).max), np.full(num_owners, np.iinfo(np.int64).min)
-    np.minimum.at(base, owner, begin)
-    np.maximum.at(reach, owner, finish)
+    np.minimum.at(base, owner, np.minimum(begin, finish))  # begins and ends of an owner may come in any order
+    np.maximum.at(reach, owner, np.maximum(begin, finish))
     seen = np.flatnonzero(base <= reach)
     covered = np.zeros(num_owners, np.int64)
     if len(seen):

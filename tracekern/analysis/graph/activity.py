@@ -23,8 +23,6 @@ class Activity(Table):
     track: Int32
     start: Int64
     end: Int64
-    is_flat: bool
-    """No span encloses another one: each is one piece, and `span` ascends."""
 
 
 def flatten(timeline: Timeline) -> Activity:
@@ -37,18 +35,18 @@ def flatten(timeline: Timeline) -> Activity:
     track, start, end = spans.track[span], spans.start[span], ends[span]
     overlaps = (start[1:] < end[:-1]) & (track[1:] == track[:-1])
     if not overlaps.any():
-        return Activity(span, track, start, end, is_flat=True)
+        return Activity(span, track, start, end)
     is_nested = np.isin(track, track[1:][overlaps])
-    flat = [Activity(span[~is_nested], track[~is_nested], start[~is_nested], end[~is_nested], is_flat=True)]
+    flat = [Activity(span[~is_nested], track[~is_nested], start[~is_nested], end[~is_nested])]
     alone = is_nested & (end == start) & outermost(track, start, end)
-    flat.append(Activity(span[alone], track[alone], start[alone], end[alone], is_flat=True))
+    flat.append(Activity(span[alone], track[alone], start[alone], end[alone]))
     lasting = is_nested & (end > start)
-    flat.append(_cut(Activity(span[lasting], track[lasting], start[lasting], end[lasting], is_flat=False)))
+    flat.append(_cut(Activity(span[lasting], track[lasting], start[lasting], end[lasting])))
     joined_span, joined_track, joined_start, joined_end = (
         np.concatenate([getattr(part, name) for part in flat]) for name in ("span", "track", "start", "end")
     )
     order = np.lexsort((joined_start, joined_track))
-    return Activity(joined_span[order], joined_track[order], joined_start[order], joined_end[order], is_flat=False)
+    return Activity(joined_span[order], joined_track[order], joined_start[order], joined_end[order])
 
 
 def own_times(timeline: Timeline) -> Int64:
@@ -86,7 +84,7 @@ def _cut(nested: Activity) -> Activity:
     same = track[1:] == track[:-1]
     stop[:-1][same] = np.minimum(stop[:-1], time[1:])[same]
     kept = stop > time
-    return Activity(nested.span[owner[kept]], track[kept], time[kept], stop[kept], is_flat=False)
+    return Activity(nested.span[owner[kept]], track[kept], time[kept], stop[kept])
 
 
 def _nest(nested: Activity) -> tuple[Int64, Int64, Int64]:

@@ -277,7 +277,7 @@ def analyze_balance(
 
 
 def _loads(events: Sequence[EventRows], places: Sequence[Int64 | Int32], own_ns: Int64) -> Sums:
-    """places: [n] the place of each span of an event."""
+    """Sums up the spans of each event by rank and place. places: [n] the place of each span of an event."""
     parts = [Sums.of(tuple(np.empty((5, 0), np.int64)), count=np.empty(0), own_ns=np.empty(0))]
     for event, place in zip(events, places, strict=True):
         sums = Sums.of((event.rank, place), count=np.ones(len(place), np.int64), own_ns=own_ns[event.row])
@@ -337,7 +337,7 @@ def _expert_loads(sums: BalanceSums) -> tuple[WorkLoad, ...]:
 
 
 def _links(timeline: Timeline, events: Sequence[EventRows]) -> Sums:
-    """Those between different ranks."""
+    """Sums up what goes from one rank to another."""
     parts = []
     for event in events:
         if event.sends or (event.is_signal and event.has("peer")):
@@ -351,7 +351,7 @@ def _links(timeline: Timeline, events: Sequence[EventRows]) -> Sums:
 
 
 def _rated(links: Sums, token_bytes: int | None, limit: LinkLimit | None) -> tuple[Link, ...]:
-    """The busiest first."""
+    """Links with their rates, the busiest first."""
     found = []
     for source, destination, num_tokens, ns in links.rows():
         size = num_tokens * token_bytes if token_bytes is not None else None

@@ -26,7 +26,7 @@ class GroupWaits(Partial):
 
     @property
     def wait_ns(self) -> int:
-        """All of them."""
+        """Time in all these waits."""
         return sum(self.by_peer.values())
 
     @property
@@ -46,7 +46,7 @@ class GroupWaits(Partial):
 
 
 def waits_by_group(timeline: Timeline, waits: Waits) -> dict[int, GroupWaits]:
-    """One for each group of some of the run's ranks, by its number; none where there is no such group."""
+    """Sums up the waits of each group of some of the run's ranks, by its number."""
     number: dict[tuple[str, str, tuple[int, ...]], int] = {}
     of_launch = np.full(len(timeline.launches) + 1, -1)
     for idx, launch in enumerate(timeline.launches):
@@ -62,5 +62,5 @@ def waits_by_group(timeline: Timeline, waits: Waits) -> dict[int, GroupWaits]:
 
 
 def longest_first(groups: dict[int, GroupWaits]) -> tuple[GroupWaits, ...]:
-    """Those that waited longest first."""
+    """Orders groups: those that waited longest come first."""
     return tuple(sorted(groups.values(), key=lambda one: -one.wait_ns))

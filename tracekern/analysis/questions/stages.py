@@ -115,7 +115,8 @@ def stage_times(timeline: Timeline, window: Window | None = None, idle_ns: Int64
     records = [(timeline.launches[idx].records_lost, timeline.launches[idx].records_overwritten) for idx in launch]
     is_cut = np.array([any(missing) for missing in records], bool)
     length = end - start
-    idle = np.where(is_cut, np.nan, of_launch_ns[launch])
+    is_last = np.append(np.diff(launch) != 0, True)[: len(launch)]  # of several spans of a launch
+    idle = np.where(is_cut, np.nan, np.where(is_last, of_launch_ns[launch], 0))
     measured = iterations.is_measured | (iterations.of_launch < 0)
     is_counted = measured[launch] if measured[launch].any() else np.ones(len(launch), bool)
     kernel_ns, kernel_idle_ns = (

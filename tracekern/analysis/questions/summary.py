@@ -70,7 +70,7 @@ class SpanCounts(Partial):
     events: dict[tuple[int, int], EventCount]
     """(rank, number of the event) -> its spans."""
     extent: dict[int, Extent]
-    """Of all ranks (-1) where their clocks are on one axis, else of each, without its host."""
+    """Where clocks are on one axis that of the whole run, under -1; else that of each rank, without its host."""
 
     @classmethod
     def of(cls, timeline: Timeline) -> SpanCounts:
@@ -97,7 +97,7 @@ class SpanCounts(Partial):
 
 
 def _count_events(timeline: Timeline, spans: Spans) -> dict[tuple[int, int], EventCount]:
-    """By rank and event."""
+    """Counts the spans of each rank and event."""
     groups = group_rows(len(spans), timeline.track_ranks()[spans.track], spans.event)
     duration = np.where(spans.is_open, 0, spans.end - spans.start)
     longest_ns = groups.largest(duration)

@@ -52,7 +52,7 @@ def is_barrier(timeline: Timeline) -> list[bool]:
 
 
 def last_signals(timeline: Timeline) -> Flows:
-    """Of each wait that has a flow the signal that arrived last, sorted by wait."""
+    """Finds the signal that arrived last for each wait that has a flow; sorted by wait."""
     signal, wait = timeline.flows.signal, timeline.flows.wait
     if np.any(np.diff(wait) <= 0):  # several signals to one wait, or edges in no order
         order = np.lexsort((signal, timeline.spans.start[signal], signal_ends(timeline, signal), wait))

@@ -107,8 +107,9 @@ class Starved(Partial):
 
 
 def find_starved(timeline: Timeline, waits: Waits, kind: WaitKind, window: Window | None) -> Starved:
-    """Sums up waits of one kind; of kind DATA those for what fills rings. What a flight recorder overwrote the begin of
-    has no channel.
+    """Sums up waits of one kind; of kind DATA those for what fills rings.
+
+    A wait has no channel where a flight recorder overwrote its begin.
 
     waits: those that reach into the window; as they are, kernels are counted whole.
     """

@@ -31,7 +31,7 @@ class RingFill:
 
 @dataclass(frozen=True)
 class RingSlots:
-    """What is known of such rings in some calls."""
+    """What such rings held in some calls."""
 
     num_rings: int
     total_ns: int

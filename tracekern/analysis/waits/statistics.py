@@ -49,7 +49,7 @@ class WaitSums(Partial):
     of_warps: Sums
     """The same keys, and the track."""
     durations: Counts
-    """Of waits that are not headless."""
+    """How long waits took that are not headless."""
 
     @classmethod
     def of(cls, waits: Waits, by: Sequence[str] = KEYS) -> WaitSums:

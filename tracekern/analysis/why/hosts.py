@@ -16,7 +16,7 @@ from tracekern.timeline.model import Float64, Int64, Mask, Timeline, shared_gpus
 
 
 class Hosts:
-    """The time before kernels, call by call: gaps as recorded, and what hosts did that ran ahead."""
+    """Compares the gaps before kernels of all ranks, call by call."""
 
     def __init__(self, timeline: Timeline, graph: EventGraph, run_graph: RunGraph, ends: IterationEnds) -> None:
         gaps, asks, schedule = run_graph.gaps, run_graph.asks, graph.schedule

@@ -26,7 +26,7 @@ class Route:
     destination: int
 
     def covers(self, link: Route) -> bool:
-        """Whether the link is one of those that are meant."""
+        """Whether it means this link."""
         return self.source in (-1, link.source) and self.destination in (-1, link.destination)
 
 
@@ -126,7 +126,7 @@ class Links:
         return np.minimum(median, self._flags.quantile(0.25, rows))
 
     def _of_other_phases(self, median: Float64, awaited: Int64) -> Float64:
-        """[num_kinds] the median, of kinds without any that of all messages, of these, between ranks as near."""
+        """Fills in the kinds that have no median: that of all these messages between ranks as near."""
         missing = ~np.isfinite(median)
         if missing.any():
             near = self._near_of_kind[self._kind[awaited]]
@@ -158,7 +158,7 @@ class _Ordered:
         return cls(first, values, row, place)
 
     def of_rows(self, chosen: Mask) -> _Ordered:
-        """Returns those of some rows alone."""
+        """Returns the order of some rows alone."""
         kept = chosen[self.row]
         first = np.append(0, np.cumsum(kept))[self.first]
         return self._in_order(self.row[kept], self.values[kept], first, len(chosen))

@@ -179,7 +179,7 @@ class PeerTable:
         return float(beside.own.sum()) if of_phase.is_extra else 0.0
 
     def only_writer(self, suspects: Suspects) -> int:
-        """The one warp of a single suspect that takes far longer than its peers; -1 where several do."""
+        """Returns the one warp of a single suspect that takes far longer than its peers; -1 where several do."""
         excess, is_there = np.zeros(self._num_writers), np.zeros(self._num_writers, bool)
         for one in self._beside(suspects):
             pieces = self._phases[one.phase].pieces

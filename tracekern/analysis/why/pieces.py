@@ -77,7 +77,7 @@ def known(in_cell: Int32 | Int64) -> Float64:
 
 
 def writers_of(timeline: Timeline, runs: ActivityRuns) -> Groups:
-    """Runs by their writer, a (block, warp) on whatever rank."""
+    """Groups runs by their writer, a (block, warp) on whatever rank."""
     tracks = np.array([(track.block, track.warp) for track in timeline.tracks], np.int64).reshape(-1, 2)
     return group_rows(len(runs), *tracks[runs.track].T)
 
