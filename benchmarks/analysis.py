@@ -59,9 +59,8 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from analysis_timeline import make_timeline
 
     from tracekern.analysis.doubt import charge_ranks, most_charged
-    from tracekern.analysis.findings import analyze
-    from tracekern.analysis.graph.events import build_graph
-    from tracekern.analysis.graph.moments import find_moments
+    from tracekern.analysis.findings import Findings, analyze
+    from tracekern.analysis.graph.moments import Recorded, find_moments
     from tracekern.analysis.questions.balance import analyze_balance
     from tracekern.analysis.questions.imbalance import work_imbalance
     from tracekern.analysis.questions.stages import stage_times
@@ -76,17 +75,17 @@ def measure(num_spans: int, rounds: int) -> Measured:
     from tracekern.viewers.report.report_page import report_page
 
     timeline = make_timeline(num_spans)
-    waits, graph = analyze_waits(timeline), build_graph(timeline)
-    moments, iterations = find_moments(timeline, graph, waits), find_iterations(timeline)
+    findings, iterations = Findings(timeline), find_iterations(timeline)
+    waits, recorded, moments, ended = findings.waits, findings.recorded, findings.moments, findings.sums["ended"]
     analyze(make_timeline(1))  # warms up
     questions: dict[str, Callable[[], Any]] = {
         "waits": lambda: analyze_waits(timeline),
         "statistics": lambda: wait_statistics(waits),
         "matrix": lambda: wait_matrix(timeline, waits),
-        "event graph": lambda: build_graph(timeline),
-        "run graph": lambda: find_moments(timeline, graph, waits),
-        "causes": lambda: explain(timeline, graph, waits, moments, iterations),
-        "critical path": lambda: critical_path(timeline, graph, waits, moments),
+        "event graph": lambda: Recorded.of(timeline, findings.parts),
+        "run graph": lambda: find_moments(timeline, recorded),
+        "causes": lambda: explain(timeline, moments, ended, iterations),
+        "critical path": lambda: critical_path(timeline, moments),
         "balance": lambda: analyze_balance(timeline),
         "blame": lambda: most_charged(charge_ranks(timeline, waits)),
         "time shares": lambda: share_time(timeline),

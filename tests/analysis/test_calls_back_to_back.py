@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_run_graph import assert_replayed, graphs_of
+from test_run_graph import assert_replayed
 
 import tracekern
 from tests.warm_ranks import run_moe
@@ -40,15 +40,14 @@ def test_each_call_is_behind_a_barrier_that_no_figure_counts(captured, wrong_ns:
     assert sorted((launch.rank, launch.sequence) for launch in aligns) == [(r, n) for r in range(2) for n in range(6)]
     findings = analyze(timeline)
     assert len(findings.iterations) == 6
-    graph, run_graph = graphs_of(timeline)
-    gaps = [timeline.launches[idx].name for idx in run_graph.gaps.launch.tolist()]
+    gaps = [timeline.launches[idx].name for idx in findings.moments.launches.gaps.launch.tolist()]
     assert ALIGN not in gaps
     assert len(gaps) == len(timeline.launches) - len(aligns)
     assert_replayed(timeline)
     error_ns = 2 * max(rank.clock.hard_ns for rank in timeline.ranks)  # of two ranks' clocks, as far as is proven
     for idx, launch in enumerate(timeline.launches):
         if launch.is_align:
-            begun = graph.schedule.start[idx] - findings.iterations.start[launch.sequence]
+            begun = findings.moments.schedule.start[idx] - findings.iterations.start[launch.sequence]
             assert begun <= error_ns, f"the barrier of call {launch.sequence} began {begun} ns behind its first kernel"
 
 

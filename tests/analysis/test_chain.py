@@ -74,8 +74,8 @@ def test_a_wait_that_nothing_on_record_ended_has_no_chain():
 def test_the_links_of_every_wait_sum_to_it(wrong_ns: int):
     timeline = every_kind_of_wait().timeline(clock_error={1: wrong_ns})
     findings = Findings(timeline)
-    chains = findings.chains(findings.waits.row.tolist())
-    ended = np.isin(np.arange(len(findings.waits)), findings.moments.run_graph.heard)
+    chains = findings.chains([(0, row) for row in findings.waits.row.tolist()])
+    ended = np.isin(np.arange(len(findings.waits)), findings.moments.graphs[0].run_graph.heard)
     assert 0 < ended.sum() < len(chains)
     for one, was_ended in zip(chains, ended.tolist(), strict=True):
         assert sum(part.time_ns for part in one.links) == (one.wait_ns if was_ended else 0)

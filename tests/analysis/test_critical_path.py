@@ -14,7 +14,7 @@ from timelines import COPY, make_launch, make_spans, make_timeline, timelines
 import tracekern
 from tests.paths import TRACES
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.graph.events import NOT_STARTED
+from tracekern.analysis.graph.program import NOT_STARTED
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.why.critical_path import CriticalPath, IterationPath, PathKind
 from tracekern.dump.format import ALIGN
@@ -176,7 +176,7 @@ def test_of_a_kept_capture_it_is_as_long_as_the_run(name: str):
     numbers = findings.iterations.number.tolist()
     assert [path.iteration for path in found.iterations] == (numbers if len(numbers) > 1 else [])
     assert not found.note
-    schedule = findings.graph.schedule
+    schedule = findings.recorded.schedule
     first, last = schedule.start[schedule.order].min(), schedule.end[schedule.order].max()
     assert (found.whole.start_ns, found.whole.end_ns) == (first, last)
     stretches = found.whole.stretches

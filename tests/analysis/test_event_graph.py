@@ -7,13 +7,17 @@ from hypothesis import given
 from timelines import COPY, LAUNCH, WAIT, make_launch, make_spans, make_timeline, make_tracks, timelines
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.graph.events import EventGraph, build_graph, nameless_launches
+from tracekern.analysis.graph.events import EventGraph
 from tracekern.timeline.model import OPEN_END, Flows, Timeline, TrackKind
+
+
+def events_of(timeline: Timeline) -> EventGraph:
+    return Findings(timeline).recorded.parts[0].events
 
 
 def runs_by_hand(timeline: Timeline, graph: EventGraph) -> list[int]:
     """The first run of each span's track and launch."""
-    nameless = nameless_launches(timeline).tolist()
+    nameless = graph.program.nameless.tolist()
     runs: dict[tuple[int, int], int] = {}
     for number, key in enumerate(zip(graph.runs.track.tolist(), graph.runs.launch.tolist(), strict=True)):
         runs.setdefault(key, number)
@@ -23,7 +27,7 @@ def runs_by_hand(timeline: Timeline, graph: EventGraph) -> list[int]:
 
 @given(timelines())
 def test_runs_of_any_spans(timeline: Timeline):
-    graph = build_graph(timeline)
+    graph = events_of(timeline)
     found = graph.run_of_spans(timeline, np.arange(len(timeline.spans)))
     assert found.tolist() == runs_by_hand(timeline, graph)
 
@@ -40,9 +44,9 @@ def test_a_wait_that_was_given_up_takes_the_time_until_its_launch_ended():
         (writer, WAIT, 1, 230, OPEN_END, 0, 0),
     ]
     launches = (make_launch(0, "dispatch"), make_launch(0, "combine"))
-    graph = build_graph(make_timeline(1, launches=launches, spans=make_spans(rows), flows=Flows()))
+    graph = events_of(make_timeline(1, launches=launches, spans=make_spans(rows), flows=Flows()))
     pieces = zip(graph.activity.start.tolist(), graph.activity.end.tolist(), graph.phase.tolist(), strict=True)
-    assert [(start, end, str(graph.phases[phase])) for start, end, phase in pieces] == [
+    assert [(start, end, str(graph.program.phases[phase])) for start, end, phase in pieces] == [
         (10, 20, "dispatch.copy_token"),
         (30, 100, "dispatch.wait_token"),
         (210, 220, "combine.copy_token"),
@@ -54,11 +58,12 @@ def test_a_last_span_of_no_length_ends_its_launch_though_others_are_nested():
     times = [(0, 0, 20), (0, 5, 10), (0, 7, 7), (0, 30, 30)]
     rows = [(writer, COPY, *entry, 0, 0) for entry in times]
     timeline = make_timeline(1, launches=(make_launch(0),), spans=make_spans(rows), flows=Flows())
-    graph = build_graph(timeline)
+    findings = Findings(timeline)
+    graph = findings.recorded.parts[0].events
     pieces = zip(graph.activity.start.tolist(), graph.activity.end.tolist(), strict=True)
     assert list(pieces) == [(0, 5), (5, 10), (10, 20), (30, 30)]
-    assert graph.schedule.end[0] == 30
-    assert Findings(timeline).critical_path.whole.end_ns == 30
+    assert findings.recorded.schedule.end[0] == 30
+    assert findings.critical_path.whole.end_ns == 30
 
 
 def test_a_launch_that_comes_back_on_its_track():
@@ -67,6 +72,6 @@ def test_a_launch_that_comes_back_on_its_track():
     rows = [(writer, COPY, *entry, 0, 0) for entry in times]
     launches = (make_launch(0, "dispatch"), make_launch(0, "combine"))
     timeline = make_timeline(launches=launches, spans=make_spans(rows), flows=Flows())
-    graph = build_graph(timeline)
+    graph = events_of(timeline)
     assert len(graph.runs) == 3
     assert graph.run_of_spans(timeline, np.arange(4)).tolist() == [0, 1, 0, 1] == runs_by_hand(timeline, graph)

@@ -13,7 +13,7 @@ from scenarios_causes import CallScenario
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.analysis.graph.events import build_graph
+from tracekern.analysis.findings import Findings
 from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS, host_gaps
 from tracekern.timeline.columns import join_rows
 from tracekern.timeline.model import ClockFit, EventClass, EventType, Spans, Timeline, Track, TrackKind
@@ -41,7 +41,7 @@ def run() -> Timeline:
 
 
 def gaps_of(timeline: Timeline) -> list[int]:
-    schedule = build_graph(timeline).schedule
+    schedule = Findings(timeline).recorded.schedule
     return host_gaps(timeline, schedule.gap_start[:2], schedule.start[:2], schedule.asked[:2]).tolist()
 
 
@@ -69,7 +69,7 @@ def with_lanes(timeline: Timeline, *lanes: tuple[str, list[tuple[int, int]]]) ->
 
 
 def second_start(timeline: Timeline) -> int:
-    return int(build_graph(timeline).schedule.start[1])
+    return int(Findings(timeline).recorded.schedule.start[1])
 
 
 def asked(timeline: Timeline, before_ns: int) -> Timeline:

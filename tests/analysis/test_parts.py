@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,15 @@ from simulator import Case, LateHost, MoreWork, Shape, SlowWork, simulate
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.analysis.part import Part, PartSums
-from tracekern.analysis.partial import add
-from tracekern.timeline.model import Timeline
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.part import Part, SumsOfParts
+from tracekern.analysis.parts import HeldParts
+from tracekern.cli.commands.report import as_data
+from tracekern.timeline.facts.iterations import launch_iterations
+from tracekern.timeline.model import Mask, Timeline, TrackKind
+from tracekern.timeline.select import take_spans
 from tracekern.timeline.windows import channels_of_kernels, find_cuts, parts_of
+from tracekern.viewers.report.headlines import headlines
 
 CAPTURES = sorted(path.parent.name for path in TRACES.glob("*/capture.json"))
 WINDOWS = {"h200_resident": 4, "h200x4_late_host": 6, "h200x4_two_hop": 6, "h200_groups": 10, "h200x2_late_rank": 20}
@@ -42,15 +47,29 @@ def are_equal(one: Any, other: Any) -> bool:
 def assert_parts_add_up(timeline: Timeline, at_most: int) -> int:
     """Returns the number of windows. at_most: spans of one."""
     size = np.bincount(timeline.spans.launch[timeline.spans.launch >= 0], minlength=len(timeline.launches))
-    windows = find_cuts(timeline, channels_of_kernels(timeline)).windows(size, at_most)
+    cuts = find_cuts(timeline, channels_of_kernels(timeline))
+    windows = cuts.windows(size, at_most)
     parts = parts_of(timeline, windows)
     assert sum(len(part.spans) for part in parts) == len(timeline.spans)
     assert sum(len(part.flows) for part in parts) == len(timeline.flows)
     for window in (None, middle_half(timeline)):
-        sums = [PartSums(Part(part, window)) for part in parts]
-        for name, whole in PartSums(Part(timeline, window)).items():
-            assert are_equal(functools.reduce(add, [of_part[name] for of_part in sums]), whole), name
+        sums = SumsOfParts(HeldParts([Part(part, window) for part in parts]))
+        for name, whole in SumsOfParts(HeldParts([Part(timeline, window)])).items():
+            assert are_equal(sums[name], whole), name
+    if not timeline.spans.is_open.any() and not timeline.tracks_of(TrackKind.ENGINE).any():
+        assert_reports_are_equal(timeline, cuts.between(launch_iterations(timeline).of_launch).windows(size, at_most))
     return len(windows)
+
+
+def assert_reports_are_equal(timeline: Timeline, windows: Sequence[Mask]) -> None:
+    lanes = take_spans(timeline, ~timeline.tracks_of(TrackKind.DEVICE)[timeline.spans.track])
+    of_none = np.zeros(len(timeline.launches), bool)
+    for window in (None, middle_half(timeline)):
+        parts = zip(parts_of(timeline, windows), [of_none, *windows], strict=True)
+        in_windows = HeldParts([Part(part, window, launches) for part, launches in parts])
+        whole, found = Findings(timeline, None, window), Findings(lanes, None, window, in_windows)
+        for one, other in zip(*(as_data(each, headlines(each)).items() for each in (whole, found)), strict=True):
+            assert one == other
 
 
 def middle_half(timeline: Timeline) -> tuple[int, int]:

@@ -15,13 +15,11 @@ from timelines import timelines
 
 import tracekern
 from tests.paths import TRACES
-from tracekern.analysis.findings import analyze
+from tracekern.analysis.findings import Findings, analyze
 from tracekern.analysis.graph import longest_path
-from tracekern.analysis.graph.events import EventGraph, build_graph
 from tracekern.analysis.graph.longest_path import Change, InterpretedPath, order_graph
-from tracekern.analysis.graph.run_graph import RunGraph, build_run_graph
-from tracekern.analysis.waits.analyze import analyze_waits
 from tracekern.analysis.why.candidates import Candidate, CauseKind
+from tracekern.analysis.why.replays import NOTHING
 from tracekern.dump.format import ALIGN
 from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.model import Timeline
@@ -30,25 +28,18 @@ OF_ENGINES = {"fabric_late_rank", "kv_cache", "weights", "weights_broadcast"}
 OF_KERNELS = sorted({path.parent.name for path in TRACES.glob("*/capture.json")} - OF_ENGINES)
 
 
-def graphs_of(timeline: Timeline) -> tuple[EventGraph, RunGraph]:
-    graph = build_graph(timeline)
-    return graph, build_run_graph(timeline, graph, analyze_waits(timeline))
-
-
 def assert_replayed(timeline: Timeline) -> None:
-    graph, run_graph = graphs_of(timeline)
-    path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
-    times, _ = path.run(run_graph.weight)
-    shown = graph.schedule.order
-    if len(run_graph.uncounted):
-        assert path.run(run_graph.counted)[0].max() == aligned_ns(timeline)
-    ends = times[run_graph.end_of_launch[shown]] + run_graph.start_ns
-    np.testing.assert_array_equal(ends, graph.schedule.end[shown])
+    moments = Findings(timeline).moments
+    launches, schedule, shown = moments.launches, moments.schedule, moments.schedule.order
+    if len(launches.uncounted):
+        counted = moments.replay(launches.counted, [NOTHING], launches.ends(shown))
+        assert counted.max() == aligned_ns(timeline)
+    np.testing.assert_array_equal(moments.times[launches.ends(shown)] + launches.start_ns, schedule.end[shown])
 
 
 def aligned_ns(timeline: Timeline) -> int:
     """What counts of a run whose calls are aligned: each call, from when all had come until its last kernel ended."""
-    schedule = build_graph(timeline).schedule
+    schedule = Findings(timeline).recorded.schedule
     call = LaunchIterations(timeline).of_launch
     meets = np.array([launch.name == ALIGN for launch in timeline.launches])
     start, end, sequence = (column[: len(call)] for column in (schedule.start, schedule.end, schedule.sequence))
@@ -88,7 +79,7 @@ def test_python_answers_what_the_extension_answers(case: Case, tmp_path: Path, m
         asked.append(graph)
         return InterpretedPath(*graph)
 
-    monkeypatch.setattr("tracekern.analysis.graph.moments.order_graph", interpreted)
+    monkeypatch.setattr("tracekern.analysis.graph.part_graph.order_graph", interpreted)
     answer = analyze(timeline).answer
     assert asked
     assert [cost.candidate for cost in answer.costs] == [cost.candidate for cost in compiled.costs]

@@ -19,7 +19,7 @@ from timelines import LAUNCH, WAIT, make_launch, make_rank, make_timeline, overw
 from tests.paths import TRACES
 from tracekern.analysis.doubt import Blame, Interval
 from tracekern.analysis.findings import Findings, analyze
-from tracekern.analysis.questions.gantt import choose_iterations
+from tracekern.analysis.questions.gantt import choose_spans
 from tracekern.formatting import duration, percent
 from tracekern.timeline.facts.iterations import LaunchIterations
 from tracekern.timeline.load import load
@@ -132,9 +132,9 @@ def test_doubt_to_one_side_is_not_said_of_both(lo_ns, late_ns, hi_ns, said):
 def test_gantt_draws_spans_where_they_are(findings, tmp_path):
     gantts = [entry for entry in figures_of(page_of(findings, tmp_path / "report.html")) if entry["kind"] == "gantt"]
     assert [entry["name"].split()[0] for entry in gantts] == ["worst", "median", "best"]
-    choice, drawn = choose_iterations(findings.timeline, findings.iterations)[0], gantts[0]["columns"]
-    spans = findings.timeline.spans.take(choice.spans)
-    start = int(findings.iterations.start[choice.iteration])
+    *_, worst = findings.iterations.best_median_worst()
+    spans, drawn = choose_spans(findings.timeline, findings.iterations, worst).spans, gantts[0]["columns"]
+    start = int(findings.iterations.start[worst])
     assert [start + value for value in drawn["start"]] == spans.start.tolist()
     assert drawn["duration"] == (spans.end - spans.start).tolist()
     names = [gantts[0]["kinds"][kind][0] for kind in drawn["kind"]]

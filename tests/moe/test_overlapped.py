@@ -16,8 +16,8 @@ from rank_pool import RankPool
 from timelines import LAUNCH, make_launch, make_spans, make_timeline, make_tracks
 
 import tracekern
-from tracekern.analysis.graph.events import build_graph
-from tracekern.analysis.graph.run_graph import launches_ahead
+from tracekern.analysis.findings import Findings
+from tracekern.analysis.graph.launch_graph import launches_ahead
 from tracekern.analysis.questions.overlap import StreamOverlap, stream_overlaps
 from tracekern.comm.ranks.group import Group
 from tracekern.errors import BadInput
@@ -179,7 +179,7 @@ def timeline_of(rows: list[tuple[int, int, int]], num_streams: int = 2, num_call
 
 def test_a_kernel_is_taken_to_follow_the_one_of_its_rank_that_ended_last():
     rows = [(0, 0, 100), (1, 110, 300), (0, 120, 150), (0, 310, 400)]
-    schedule = build_graph(timeline_of(rows)).schedule
+    schedule = Findings(timeline_of(rows)).recorded.schedule
     #                                   a, b, a beside it, a behind it; the same once more
     assert schedule.before.tolist()[:8] == [-1, -1, 0, 2, 3, 1, 4, 6]
     assert launches_ahead(schedule).tolist()[:8] == [-1, 0, 0, 1, 3, 4, 4, 5]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from tracekern.analysis.doubt import Blame, Worst, most_charged, name_worst
-from tracekern.analysis.graph.events import EventGraph, build_graph
-from tracekern.analysis.graph.moments import Moments, find_moments
-from tracekern.analysis.part import Part, PartSums, without_endless
+from tracekern.analysis.graph.moments import Moments, Recorded, find_moments
+from tracekern.analysis.part import Part, SumsOfParts
+from tracekern.analysis.parts import HeldParts, Parts
 from tracekern.analysis.questions.balance import Balance, LinkLimit, analyze_balance
 from tracekern.analysis.questions.group_waits import GroupWaits, longest_first
 from tracekern.analysis.questions.hang import Death, Hang, find_deaths, find_hang
@@ -29,19 +28,21 @@ from tracekern.analysis.questions.summary import Summary, summarize
 from tracekern.analysis.questions.time_shares import TimeShares
 from tracekern.analysis.questions.transfer_blame import TransferBlames, blame_transfers
 from tracekern.analysis.questions.transfers import TransferWaits, divide_transfer_waits
-from tracekern.analysis.waits.analyze import PhaseNumbers, Waits
+from tracekern.analysis.waits.analyze import Phase, PhaseNumbers, Waits
+from tracekern.analysis.waits.distribution import Distribution, distribute
 from tracekern.analysis.waits.full_rings import DryRing, FullRing, dry_rings, full_rings
 from tracekern.analysis.waits.matrix import WaitMatrix
 from tracekern.analysis.waits.ring_fill import RingFill, fullest_first
-from tracekern.analysis.waits.statistics import WaitStatistic, WaitSums
+from tracekern.analysis.waits.statistics import WaitStatistic, WaitSums, WaitTotals
 from tracekern.analysis.why.answer import Answer, explain, no_cost
-from tracekern.analysis.why.chain import Chain, find_chain, longest_of_phases
-from tracekern.analysis.why.critical_path import CriticalPath, PathWalker, critical_path
+from tracekern.analysis.why.chain import Chain, LongestWaits, find_chain
+from tracekern.analysis.why.critical_path import CriticalPath, critical_path
+from tracekern.cores import usable_cores
 from tracekern.formatting import duration, percent
 from tracekern.timeline.facts.iterations import Iterations, find_iterations
 from tracekern.timeline.join.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline
-from tracekern.timeline.select import Window, reaches_into
+from tracekern.timeline.select import Window, reaches_into, select
 
 
 @dataclass(eq=False)
@@ -53,11 +54,16 @@ class Findings:
     """
 
     timeline: Timeline
-    """The whole timeline, in ns."""
+    """The whole timeline, in ns; of a run in windows what is not in them, and the lanes of launches."""
     link_limit: LinkLimit | None = None
     """GB/s that a link was measured to reach."""
     window: Window | None = None
     """Begin and end of the part that is judged, in ns from the origin. None: all of it."""
+    windows: InitVar[Parts[Part] | None] = None
+    """The parts of a run that is not in memory. None: all of it is one."""
+
+    def __post_init__(self, windows: Parts[Part] | None) -> None:
+        self.parts: Parts[Part] = windows or HeldParts([Part(self.timeline, self.window)])
 
     def __repr__(self) -> str:
         window = "" if self.window is None else f" from {duration(self.window[0])} to {duration(self.window[1])}"
@@ -66,20 +72,19 @@ class Findings:
         names = [name for name, value in vars(Findings).items() if isinstance(value, cached_property)]
         return f"Findings{window}\n  answers: {', '.join(names)}\n{self.timeline!r}"
 
-    @cached_property
+    @property
     def part(self) -> Part:
-        """All of the timeline, as one part of itself."""
-        return Part(self.timeline, self.window)
+        return self.parts[0]
 
     @cached_property
     def sums(self) -> Mapping[str, Any]:
         """What the answers are made of, see part.py."""
-        return PartSums(self.part)
+        return SumsOfParts(self.parts)
 
-    @property
+    @cached_property
     def in_window(self) -> Timeline:
         """The part of the timeline in the window."""
-        return self.part.in_window
+        return self.part.in_window if len(self.parts) == 1 else select(self.timeline, self.window)
 
     @property
     def every_wait(self) -> Waits:
@@ -90,6 +95,22 @@ class Findings:
     def waits(self) -> Waits:
         """The waits that reach into the window, each with its parts: late, drain and rest."""
         return self.part.waits
+
+    @property
+    def wait_totals(self) -> WaitTotals:
+        """How many waits reach into the window, and how long they took."""
+        totals: WaitTotals = self.sums["totals"]
+        return totals
+
+    def distributions(self, phases: Sequence[Phase]) -> tuple[Distribution, ...]:
+        """How the waits of these phases are distributed; without those of start-up."""
+        sums: WaitSums = self.sums["waits"]
+        return distribute(sums.durations, PhaseNumbers(self.timeline), phases)
+
+    def timeline_of_iteration(self, number: int) -> Timeline:
+        """The part of the timeline that has the launches of an iteration."""
+        is_in = find_iterations(self.timeline).of_launch == number
+        return next(part.timeline for part in self.parts if (part.is_own & is_in).any())
 
     @cached_property
     def summary(self) -> Summary:
@@ -207,32 +228,32 @@ class Findings:
         return blame_transfers(self.transfers) if self.transfers is not None and len(self.transfers) else None
 
     @cached_property
-    def graph(self) -> EventGraph:
+    def recorded(self) -> Recorded:
         """What each warp did in each launch, and the launches of each stream in their order."""
-        return build_graph(self.timeline)
+        return Recorded.of(self.timeline, self.parts)
 
     @cached_property
     def recording(self) -> HostRecording | None:
         """Returns what recording takes of the time in which GPUs wait for their hosts; None where that is unknown."""
-        return host_recording(self.timeline, self.graph.schedule)
+        return host_recording(self.timeline, self.recorded.schedule)
 
     @cached_property
     def moments(self) -> Moments | str:
         """What had to happen before what, and when it came; or why that is not known."""
-        return find_moments(self.timeline, self.graph, self.part.ended_waits)
+        return find_moments(self.timeline, self.recorded)
 
     @cached_property
     def answer(self) -> Answer:
         """What costs the run time, by replays of it."""
         if self.held_up:
             return no_cost("the run did not end, and what a cause costs is said of runs that do")
-        every_iteration = find_iterations(self.timeline)
-        return explain(self.timeline, self.graph, self.part.ended_waits, self.moments, every_iteration, self.window)
+        iterations = find_iterations(self.timeline)
+        return explain(self.timeline, self.moments, self.sums["ended"], iterations, self.window)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
         """The critical path."""
-        return critical_path(self.timeline, self.graph, self.part.ended_waits, self.moments, self.window)
+        return critical_path(self.timeline, self.moments, self.window)
 
     @cached_property
     def longest_waits(self) -> tuple[Chain, ...]:
@@ -240,19 +261,14 @@ class Findings:
 
         Those of start-up come last.
         """
-        ended = without_endless(self.waits)
-        return self.chains(ended.row[longest_of_phases(ended, self.part.is_start_up[ended.launch])].tolist())
+        numbers = self.parts.beside(range(len(self.parts)))
+        longest: LongestWaits = self.parts.map(LongestWaits.of, numbers).total()
+        return self.chains([(wait.part, wait.row) for wait in longest.longest_first()])
 
-    def chains(self, rows: Sequence[int]) -> tuple[Chain, ...]:
-        """Why each of these waits lasted, which are rows of timeline.spans."""
-        if isinstance(self.moments, str):
-            return ()
-        walker = PathWalker(self.timeline, self.graph, self.part.ended_waits, self.moments)
-        is_start_up = self.part.is_start_up[self.timeline.spans.launch[list(rows)]].tolist()
-        return tuple(
-            find_chain(self.timeline, self.part.ended_waits, self.moments, walker, row, flag)
-            for row, flag in zip(rows, is_start_up, strict=True)
-        )
+    def chains(self, waits: Sequence[tuple[int, int]]) -> tuple[Chain, ...]:
+        """Why each of these waits lasted. waits: the part of each, and the row of its spans."""
+        moments = self.moments
+        return () if isinstance(moments, str) else tuple(find_chain(moments, *wait) for wait in waits)
 
     @cached_property
     def hang(self) -> Hang | None:
@@ -315,7 +331,7 @@ def analyze(timeline: Timeline, link_limit: LinkLimit | None = None, window: Win
     findings = Findings(timeline, link_limit, window)
     if findings.damage:
         return findings
-    if len(os.sched_getaffinity(0)) < 2:  # beside each other they would only take more memory
+    if usable_cores() < 2:  # beside each other they would only take more memory
         _work_out(findings, (*_WITHOUT_WAITS, *_OF_WAITS))
         return findings
     with ThreadPoolExecutor(max_workers=1) as beside:

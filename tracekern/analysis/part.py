@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from tracekern.analysis.doubt import charge_ranks
+from tracekern.analysis.parts import Parts
 from tracekern.analysis.questions.balance import BalanceSums
 from tracekern.analysis.questions.group_waits import waits_by_group
 from tracekern.analysis.questions.imbalance import work_of_ranks
@@ -24,7 +25,7 @@ from tracekern.analysis.waits.analyze import WaitKind, Waits, analyze_waits
 from tracekern.analysis.waits.full_rings import find_starved
 from tracekern.analysis.waits.matrix import wait_matrix
 from tracekern.analysis.waits.ring_fill import slots_of_rings
-from tracekern.analysis.waits.statistics import WaitSums
+from tracekern.analysis.waits.statistics import WaitSums, WaitTotals
 from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.model import Mask, Timeline
 from tracekern.timeline.select import Window, reaches_into, select
@@ -41,6 +42,13 @@ class Part:
     """In ns. Its spans are those of the part, its tables those of the whole run."""
     window: Window | None = None
     """Begin and end of what is judged, in ns from the origin. None: all of it."""
+    launches: Mask | None = None
+    """[num_launches] which are the part's. None: all. Whatever is of no launch is a part with none, or with all."""
+
+    @property
+    def is_own(self) -> Mask:
+        """[num_launches] which are the part's."""
+        return np.ones(len(self.timeline.launches), bool) if self.launches is None else self.launches
 
     @cached_property
     def in_window(self) -> Timeline:
@@ -100,18 +108,30 @@ _QUESTIONS: dict[str, Callable[[Part], Any]] = {
     "full_rings": lambda part: find_starved(part.timeline, part.waits, WaitKind.CREDIT, part.window),
     "dry_rings": lambda part: find_starved(part.timeline, part.waits, WaitKind.DATA, part.window),
     "ring_slots": lambda part: slots_of_rings(part.timeline, part.window),
+    "totals": lambda part: WaitTotals.of(part.waits),
+    "ended": lambda part: WaitTotals.of(part.ended_waits),
 }
 
 
-class PartSums(Mapping[str, Any]):
-    """The partial results of one part, by question; each is worked out when it is first asked for, and once."""
+def ask(part: Part, name: str) -> Any:
+    """Returns what the part says to a question: a partial result."""
+    return _QUESTIONS[name](part)
 
-    def __init__(self, part: Part) -> None:
-        self._part, self._known = part, dict[str, Any]()
+
+def ask_all(part: Part) -> dict[str, Any]:
+    """Returns what it says to all questions."""
+    return {name: ask(part, name) for name in _QUESTIONS}
+
+
+class SumsOfParts(Mapping[str, Any]):
+    """What all parts say to each question, which is asked when it is first needed, and once."""
+
+    def __init__(self, parts: Parts[Part]) -> None:
+        self._parts, self._known = parts, dict[str, Any]()
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._known:
-            self._known[name] = _QUESTIONS[name](self._part)
+            self._known[name] = self._parts.map(partial(ask, name=name)).total()
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -71,6 +71,10 @@ class Sums:
         """Returns the rows that a mask or an ascending index array picks."""
         return Sums(tuple(key[which] for key in self.keys), {name: own[which] for name, own in self.values.items()})
 
+    def number_of(self, *keys: npt.NDArray[Any]) -> Int64:
+        """[n] the row of each of these keys, all of which are there."""
+        return _number_of(self.keys, keys)
+
     def largest(self, name: str) -> Int64:
         """[num_groups] the largest sum of the rows that differ in nothing but their last key."""
         first = np.flatnonzero(_differ(self.keys[:-1]))
@@ -97,23 +101,61 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.sums + other.sums)
 
+    @property
+    def groups(self) -> tuple[Int64, ...]:
+        """The [num_groups] keys of each group, in their order."""
+        return tuple(key[self._first] for key in self.sums.keys[:-1])
+
+    def count(self) -> Int64:
+        """[num_groups] how many values were counted."""
+        return np.add.reduceat(self.sums["count"], self._first) if len(self.sums) else np.empty(0, np.int64)
+
+    def number_of(self, *keys: npt.NDArray[Any]) -> Int64:
+        """[n] the group of each of these rows, all of which are known."""
+        return _number_of(self.groups, keys)
+
+    def medians(self) -> Float64:
+        """[num_groups] nan where nothing is counted."""
+        count = self.count()
+        return (self._values_at((count - 1) // 2) + self._values_at(count // 2)) / 2
+
+    def at_least(self, share: float) -> Float64:
+        """[num_groups] the value that `share` of each group's lie below; nan where nothing is counted."""
+        return self._values_at((share * (self.count() - 1)).astype(np.int64))
+
     def quantiles(self, shares: Sequence[float]) -> list[Float64]:
         """[num_groups] by the order of their keys, for each share: linear between the two nearest values; nan where
         none is counted."""
-        *keys, values = self.sums.keys
-        first = np.flatnonzero(_differ(keys))
-        before = np.append(0, np.cumsum(self.sums["count"]))
-        count = np.diff(before[np.append(first, len(values))])
-        filled = np.flatnonzero(count)
-        low, count = before[first][filled], count[filled]
-        found = [np.full(len(first), np.nan) for _ in shares]
-        for quantile, share in zip(found, shares, strict=True):
-            place = share * (count - 1)
+        found = []
+        for share in shares:
+            place = share * (self.count() - 1)
             below = np.floor(place).astype(np.int64)
-            above = np.minimum(below + 1, count - 1)
-            lower, upper = (values[np.searchsorted(before, low + at, "right") - 1] for at in (below, above))
-            quantile[filled] = lower + (upper - lower) * (place - below)
+            lower, upper = self._values_at(below), self._values_at(np.minimum(below + 1, self.count() - 1))
+            found.append(lower + (upper - lower) * (place - below))
         return found
+
+    @property
+    def _first(self) -> Int64:
+        """[num_groups] the first row of each."""
+        return np.flatnonzero(_differ(self.sums.keys[:-1]))
+
+    def _values_at(self, place: Int64) -> Float64:
+        """[num_groups] the value at this place of each group's."""
+        values, filled = self.sums.keys[-1], np.flatnonzero(self.count())
+        before = np.append(0, np.cumsum(self.sums["count"]))
+        wanted = before[self._first] + place
+        found = np.full(len(place), np.nan)
+        found[filled] = values[np.searchsorted(before, wanted[filled], "right") - 1]
+        return found
+
+
+def _number_of(table: Sequence[Int64], keys: Sequence[npt.NDArray[Any]]) -> Int64:
+    """[n] the row of a table, whose rows all differ, that agrees with each of these."""
+    columns = [np.concatenate([own, key]) for own, key in zip(table, keys, strict=True)]
+    found, num_rows = group_rows(len(columns[0]), *columns), len(table[0])
+    number = np.empty(len(found), np.int64)
+    number[found.group[:num_rows]] = np.arange(num_rows)
+    return number[found.group[num_rows:]]
 
 
 def _differ(columns: Sequence[Int64]) -> Mask:

@@ -7,6 +7,7 @@ belongs to no launch, such as lanes of hosts and engines, is a part of its own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,26 @@ class Cuts:
     first: Int64
     """[num_ranks] the first launch of each rank in the Timeline."""
     num_launches: int
+
+    def between(self, group: Int64) -> Cuts:
+        """Returns those that leave launches of one group on one side. group: [num_launches]; -1 of none."""
+        num_ranks, is_parted = len(self.first), np.zeros(len(self.ahead) + 1, np.int64)
+        rank = np.repeat(np.arange(num_ranks), np.diff(self.first, append=self.num_launches))
+        place = np.arange(self.num_launches) - self.first[rank]
+        since = np.empty(self.num_launches, np.int64)  # the first cut that each launch is ahead of
+        for number in range(num_ranks):
+            own = rank == number
+            since[own] = np.searchsorted(self.ahead[:, number], place[own], "right")
+        first, last = np.full((2, int(group.max(initial=-1)) + 1), len(self.ahead))
+        last[:] = 0
+        known = np.flatnonzero(group >= 0)
+        np.minimum.at(first, group[known], since[known])
+        np.maximum.at(last, group[known], since[known])
+        np.add.at(is_parted, first, 1)
+        np.add.at(is_parted, np.maximum(first, last), -1)
+        whole = np.cumsum(is_parted)[:-1] == 0
+        whole[-1] = True
+        return dataclasses.replace(self, ahead=self.ahead[whole])
 
     def windows(self, size: Int64, at_most: int) -> list[Mask]:
         """[num_launches] those of each window: as many as have no more than `at_most` together, where cuts allow it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekern.analysis.graph.events import BETWEEN_SPANS, NOT_STARTED
+from tracekern.analysis.graph.program import BETWEEN_SPANS, NOT_STARTED
 from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.why.answer import Answer, Cause, Incident
 from tracekern.analysis.why.candidates import Candidate, CauseKind, Excess

@@ -173,10 +173,10 @@ def _receive(findings: Findings) -> list[Line]:
 
 def _endless(findings: Findings) -> str:
     """How much of the waiting is in waits that never ended; "" where all did."""
-    waited_ns = findings.waits.wait_ns[findings.waits.endless]
-    if not len(waited_ns):
+    totals = findings.wait_totals
+    if not totals.num_endless:
         return ""
-    return f"; {duration(int(waited_ns.sum()))} in {count(len(waited_ns), 'wait')} that never ended"
+    return f"; {duration(totals.endless_ns)} in {count(totals.num_endless, 'wait')} that never ended"
 
 
 def _bound(findings: Findings) -> str:
@@ -252,11 +252,11 @@ def trust(findings: Findings, said: str = "") -> str:
         parts.append(f"{overwritten:,} older ones overwritten, as a flight recorder does")
     if salvaged:
         parts.append(f"{ranks(salvaged)} died")
-    if findings.waits.num_open:
-        parts.append(f"{count(findings.waits.num_open, 'wait')} never ended")
-    others = sum(rank.num_open_spans for rank in summary.ranks) - findings.waits.num_open
+    if findings.wait_totals.num_open:
+        parts.append(f"{count(findings.wait_totals.num_open, 'wait')} never ended")
+    others = sum(rank.num_open_spans for rank in summary.ranks) - findings.wait_totals.num_open
     if others > 0:
-        parts.append(f"{count(others, 'other span' if findings.waits.num_open else 'span')} never ended")
+        parts.append(f"{count(others, 'other span' if findings.wait_totals.num_open else 'span')} never ended")
     parts += [problem.text for problem in findings.timeline.problems if problem.kind in ("attempts", "group")]
     parts += [
         f"ranks {number_ranges(of)} share one GPU: the order in which it begins their kernels is held against nobody"

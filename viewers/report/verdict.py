@@ -128,10 +128,10 @@ def following(findings: Findings) -> str:
 
 def why_no_rank(findings: Findings) -> str:
     """Says that signals which ended waits were not recorded; "" where all were."""
-    unmatched_ns = int(findings.waits.unmatched.sum())
+    unmatched_ns = findings.wait_totals.unmatched_ns
     if not unmatched_ns:
         return ""
-    share = percent(unmatched_ns, int(findings.waits.wait_ns.sum()))
+    share = percent(unmatched_ns, findings.wait_totals.waited_ns)
     signals = f"the signals that ended {share} of the waits, {duration(unmatched_ns)}"
     return f"no rank can be named: {signals}, are not on record"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.graph.events import Schedule
 from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS, NEVER
+from tracekern.analysis.graph.schedule import Schedule
 from tracekern.analysis.groups import group_rows, quantile_of_groups
 from tracekern.formatting import brief
 from tracekern.timeline.model import Float64, Int64, Mask

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph, Schedule
-from tracekern.analysis.graph.run_graph import RunGraph
+from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.graph.part_graph import PartGraph
+from tracekern.analysis.graph.schedule import Schedule
 from tracekern.analysis.groups import group_rows
 from tracekern.formatting import brief
 from tracekern.timeline.facts.iterations import Iterations, launch_iterations
@@ -18,19 +20,27 @@ from tracekern.timeline.model import Int32, Int64, Timeline
 MIN_REPETITIONS = 3
 
 
+class _Tells(Protocol):
+    """Tells which iteration runs are in at a time."""
+
+    def __call__(self, events: EventGraph, run: Int64, time: Int64) -> Int64:
+        """run, time: [n]. Returns [n] iterations; -1 for none."""
+        ...
+
+
 @dataclass(frozen=True)
 class IterationEnds:
-    """[n] nodes of the run graph by iteration: one is over when all of its nodes have happened."""
+    """[n] nodes by iteration: one is over when all of its nodes have happened."""
 
     node: Int64
+    """See Moments.replay()."""
     launch: Int64
     """[n] Index into the Schedule of the launch that the node belongs to."""
     first: Int64
     """[num_iterations] place of its first node."""
     of_launch: Int64
     """[num_launches of the Schedule] iteration that each launch is in, begins in, or delays; -1 for none."""
-    at: Callable[[Int64, Int64], Int64]
-    """(run, time), both [n] -> the iteration that a run is in at a time; -1 for none."""
+    at: _Tells
 
     def __len__(self) -> int:
         return len(self.first)
@@ -43,19 +53,27 @@ class IterationEnds:
         return np.repeat(np.arange(len(self)), np.diff(self.first, append=len(self.node)))
 
 
-def ends_of_iterations(
-    timeline: Timeline, graph: EventGraph, run_graph: RunGraph, iterations: Iterations
-) -> IterationEnds:
+@dataclass(frozen=True)
+class _ByLaunch:
+    """A run is in the iteration that its launch is in."""
+
+    of_launch: Int64
+
+    def __call__(self, events: EventGraph, run: Int64, time: Int64) -> Int64:
+        return self.of_launch[events.runs.launch[run]]
+
+
+def ends_of_iterations(timeline: Timeline, moments: Moments, iterations: Iterations) -> IterationEnds:
     """The ends of the launches of each iteration.
 
     Where launches show a single iteration, its repetitions take their place: of the phase that takes most time of those
     that every run of theirs went through equally often, on all ranks, and between whose ends most of the rest repeats.
     """
-    schedule = graph.schedule
+    schedule = moments.schedule
     is_start_up = np.zeros(len(schedule.rank), bool)
     is_start_up[: len(timeline.launches)] = launch_iterations(timeline).is_start_up
-    if len(iterations) == 1 and len(graph.runs):
-        found = _repetitions(len(timeline.ranks), graph, run_graph, schedule.order[~is_start_up[schedule.order]])
+    if len(iterations) == 1 and len(moments.graphs) == 1 and len(moments.graphs[0].events.runs):
+        found = _repetitions(len(timeline.ranks), moments, schedule.order[~is_start_up[schedule.order]])
         if found:
             return found
     row = np.full(1 + int(iterations.of_launch.max(initial=-1)), -1)
@@ -69,9 +87,8 @@ def ends_of_iterations(
     shown = schedule.order[of_launch[schedule.order] >= 0]
     order = np.argsort(of_launch[shown], kind="stable")
     first = np.searchsorted(of_launch[shown[order]], np.arange(len(iterations)))
-    launch = graph.runs.launch
     ended = shown[order]
-    return IterationEnds(run_graph.end_of_launch[ended], ended, first, of_launch, lambda run, _: of_launch[launch[run]])
+    return IterationEnds(moments.launches.ends(ended), ended, first, of_launch, _ByLaunch(of_launch))
 
 
 def _add_set_up(of_launch: Int64, schedule: Schedule, set_up: Int64) -> None:
@@ -86,17 +103,18 @@ def _add_set_up(of_launch: Int64, schedule: Schedule, set_up: Int64) -> None:
             of_launch[own] = of_launch[known[np.minimum(place, len(known) - 1)]]
 
 
-def _repetitions(num_ranks: int, graph: EventGraph, run_graph: RunGraph, launches: Int64) -> IterationEnds | None:
+def _repetitions(num_ranks: int, moments: Moments, launches: Int64) -> IterationEnds | None:
     """Returns for each run the first nodes at or after the phase's ends; for the last repetition the launches' ends.
 
-    launches: those that belong to a repetition.
+    moments: of a run of one part. launches: those that belong to a repetition.
     """
-    runs, activity, schedule = graph.runs, graph.activity, graph.schedule
+    part, schedule, num_outer = moments.graphs[0], moments.schedule, moments.launches.num_nodes
+    graph, runs, activity = part.events, part.events.runs, part.events.activity
     run_of_piece = np.repeat(np.arange(len(runs)), runs.stop - runs.first)
     kinds = group_rows(len(activity), graph.phase, run_of_piece)
     phase_of_kind, run_of_kind = kinds.columns
     count, rank_of_run = kinds.count(), schedule.rank[runs.launch].astype(np.int64)
-    time_of_phase = np.bincount(graph.phase, activity.end - activity.start, len(graph.phases))
+    time_of_phase = np.bincount(graph.phase, activity.end - activity.start)
     for phase in np.argsort(-time_of_phase, kind="stable").tolist():
         times, own = np.unique(count[phase_of_kind == phase]), run_of_kind[phase_of_kind == phase]
         ranks, place = np.unique(rank_of_run[own], return_index=True)
@@ -104,16 +122,16 @@ def _repetitions(num_ranks: int, graph: EventGraph, run_graph: RunGraph, launche
             continue
         piece = np.flatnonzero(graph.phase == phase)
         ends = activity.end[piece].reshape(-1, int(times[0]))
-        at = _by_time(own, ends, rank_of_run)
-        if not _repeats(graph.phase, at(run_of_piece, (activity.start + activity.end + 1) // 2), int(times[0])):
+        at = _ByTime.of(own, ends, rank_of_run)
+        if not _repeats(graph.phase, at(graph, run_of_piece, (activity.start + activity.end + 1) // 2), int(times[0])):
             continue
-        node = _next_nodes(run_graph, run_of_piece[piece], activity.end[piece]).reshape(ends.shape).T
+        node = num_outer + _next_nodes(part, run_of_piece[piece], activity.end[piece]).reshape(ends.shape).T
         of_node = runs.launch[run_of_piece[piece]].reshape(ends.shape).T[:-1].ravel()
-        last = run_graph.end_of_launch[schedule.order]
+        last = moments.launches.ends(schedule.order)
         first = np.arange(len(node), dtype=np.int64) * node.shape[1]
         of_launch = np.full(len(schedule.rank), -1)
         run_of_rank = own[place[np.searchsorted(ranks, schedule.rank[launches])]]
-        of_launch[launches] = at(run_of_rank, schedule.start[launches])
+        of_launch[launches] = at(graph, run_of_rank, schedule.start[launches])
         nodes, of_nodes = np.concatenate([node[:-1].ravel(), last]), np.concatenate([of_node, schedule.order])
         return IterationEnds(nodes, of_nodes, first, of_launch, at)
     return None
@@ -125,28 +143,34 @@ def _repeats(phase: Int32, repetition: Int64, count: int) -> bool:
     return bool((2 * np.bincount(seen)[phase] > count).mean() > 0.5)
 
 
-def _by_time(run: Int64, ends: Int64, rank_of_run: Int64) -> Callable[[Int64, Int64], Int64]:
-    """Tells repetitions by the ends of those of the same run; of a run that has none, by those of its rank.
+@dataclass(frozen=True)
+class _ByTime:
+    """Tells repetitions by when they ended."""
 
-    ends: [num_runs, num_repetitions], of each `run`.
-    """
-    ranks, place = np.unique(rank_of_run[run], return_index=True)
-    own = place[np.searchsorted(ranks, rank_of_run)]
-    own[run] = np.arange(len(run))
-    count = ends.shape[1]
-    flat, first = ends.ravel(), own * count
+    first: Int64
+    """[num_runs] where its repetitions, or those of its rank, begin."""
+    count: int
+    """How many each has."""
+    ends: Int64
 
-    def at(run: Int64, time: Int64) -> Int64:
-        place = bisect_right(flat, first[run], first[run] + count, time - 1) - first[run]
-        return np.asarray(np.minimum(place, count - 1), np.int64)
+    @classmethod
+    def of(cls, run: Int64, ends: Int64, rank_of_run: Int64) -> _ByTime:
+        """Of a run that has none, it is by those of its rank. ends: [num_runs, num_repetitions], of each `run`."""
+        ranks, place = np.unique(rank_of_run[run], return_index=True)
+        own = place[np.searchsorted(ranks, rank_of_run)]
+        own[run] = np.arange(len(run))
+        return cls(own * ends.shape[1], ends.shape[1], ends.ravel())
 
-    return at
+    def __call__(self, events: EventGraph, run: Int64, time: Int64) -> Int64:
+        first = self.first[run]
+        place = bisect_right(self.ends, first, first + self.count, time - 1) - first
+        return np.asarray(np.minimum(place, self.count - 1), np.int64)
 
 
-def _next_nodes(run_graph: RunGraph, run: Int64, time: Int64) -> Int64:
+def _next_nodes(part: PartGraph, run: Int64, time: Int64) -> Int64:
     """[n] the first node of the run that happened at this time or later."""
-    segments = run_graph.segments
+    segments = part.run_graph.segments
     first, stop = (np.searchsorted(segments.run, run, side) for side in ("left", "right"))
     place = np.minimum(bisect_right(segments.end, first, stop, time - 1), stop - 1)
-    node: Int64 = run_graph.target[place].astype(np.int64)
+    node: Int64 = part.run_graph.target[place].astype(np.int64)
     return node

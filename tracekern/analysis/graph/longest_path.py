@@ -16,7 +16,7 @@ from tracekern.timeline.model import Float64, Int32, Int64
 
 
 class Change(NamedTuple):
-    """Edges, each at most once, and a number of each: what it takes, or takes longer."""
+    """Edges, each at most once, and a number of each: what it takes, or how much longer it takes."""
 
     edge: Int64
     ns: Float64

@@ -18,7 +18,8 @@ RUNS_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class Points:
-    """Nodes inside runs, and which of them wait for which."""
+    """Nodes inside runs, and which of them wait for which. They are numbered from 1: told, arrived, heard, and then one
+    for each meeting."""
 
     told: Int64
     """[num_told] signal spans."""
@@ -29,16 +30,18 @@ class Points:
     heard: Int64
     """[num_heard] waits that something on record ended."""
     heard_run: Int64
-    first: int
-    """Number of the first of these nodes: told, arrived, heard, and then one for each meeting."""
     node_of_told: Int32
     """[num_spans] node of a signal's span; -1 for one that told nobody."""
     node_of_heard: Int32
     """[num_waits] node of a wait's end; -1 for one that nothing on record ended."""
 
     @property
+    def first_arrived(self) -> int:
+        return 1 + len(self.told)
+
+    @property
     def first_heard(self) -> int:
-        return self.first + len(self.told) + len(self.arrived)
+        return self.first_arrived + len(self.arrived)
 
     @property
     def first_meeting(self) -> int:
@@ -68,7 +71,7 @@ def is_message(waits: Waits) -> Mask:
     return np.asarray((waits.signal >= 0) & (waits.kind != WaitKind.BARRIER), bool)
 
 
-def find_points(timeline: Timeline, graph: EventGraph, waits: Waits, first: int) -> Points:
+def find_points(timeline: Timeline, graph: EventGraph, waits: Waits) -> Points:
     at_barrier, arrival = find_arrivals(timeline, waits)
     by_message = np.flatnonzero(is_message(waits))
     local = np.flatnonzero(waits.last_arrival >= 0)
@@ -83,9 +86,10 @@ def find_points(timeline: Timeline, graph: EventGraph, waits: Waits, first: int)
     told, told_run = in_runs(told, told)
     arrived, arrived_run = in_runs(local, waits.row[local])
     node_of_told, node_of_heard = (np.full(count, -1, np.int32) for count in (len(timeline.spans), len(waits)))
-    node_of_told[told] = first + np.arange(len(told))
-    node_of_heard[heard] = first + len(told) + len(arrived) + np.arange(len(heard))
-    return Points(told, told_run, arrived, arrived_run, heard, heard_run, first, node_of_told, node_of_heard)
+    found = Points(told, told_run, arrived, arrived_run, heard, heard_run, node_of_told, node_of_heard)
+    node_of_told[told] = 1 + np.arange(len(told))
+    node_of_heard[heard] = found.first_heard + np.arange(len(heard))
+    return found
 
 
 def _distinct(count: int, *numbers: Int64) -> Int64:

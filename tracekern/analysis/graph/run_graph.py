@@ -1,45 +1,32 @@
-"""The graph of a run: what had to happen before what, and how long each step took.
+"""The graph of what happened inside launches: what had to happen before what, and how long each step took.
 
-Nodes are the start and end of each launch, the moment at which a run *tells* (begins to send a signal, or arrives at a
-barrier of its block) and the moment at which it *hears* (a wait ends). Edges are what a run did by itself between two
-nodes, messages, meetings of warps, and the gaps before kernels. The longest path to a node is the time at which it
-happened; docs/analysis.md walks through an example.
+Nodes are those of launches (launch_graph.py), the moment at which a run *tells* (begins to send a signal, or arrives at
+a barrier of its block) and the moment at which it *hears* (a wait ends). Edges are what a run did by itself between two
+nodes, messages, meetings of warps, and what launches wait for as wholes. The longest path to a node is the time at
+which it happened; docs/analysis.md walks through an example.
+
+A part of a run has the launches of some whole calls. What leads into it from earlier ones comes from the nodes of
+launches alone: the time of such a node is *carried*, the weight of an edge from the start of the run.
 """
 
 from __future__ import annotations
 
-import enum
-import itertools
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.graph.arrivals import find_arrivals, time_arrivals
-from tracekern.analysis.graph.asks import RUN_STARTS, Asks, find_asked
-from tracekern.analysis.graph.events import EventGraph, Schedule
-from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS
-from tracekern.analysis.graph.points import RUNS_AT_ONCE, ByRun, Points, find_points, is_message
-from tracekern.analysis.graph.wait_times import NEVER, WaitTimes, ends_of_waits, latest_told, time_waits
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.graph.events import EventGraph
+from tracekern.analysis.graph.launch_graph import EdgeKind, LaunchGraph
+from tracekern.analysis.graph.points import RUNS_AT_ONCE, ByRun, is_message
+from tracekern.analysis.graph.schedule import Schedule
+from tracekern.analysis.graph.wait_times import WaitTimes
 from tracekern.analysis.waits.analyze import Int8, Waits
 from tracekern.formatting import brief
 from tracekern.timeline.columns import order_of
-from tracekern.timeline.join.members import number_members
 from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
 from tracekern.timeline.table import Table
-
-
-class EdgeKind(enum.IntEnum):
-    OWN = 0
-    """What a run does between two nodes."""
-    MESSAGE = 1
-    MEETING = 2
-    """At a barrier of a block, a grid, or all ranks."""
-    GAP = 3
-    """Before a kernel: from the end of the one before it on its stream, or from the start of the run."""
-    HOST = 4
-    """To the moment at which a host asked for a kernel, or from there to the kernel's start."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,55 +61,54 @@ class Messages(Table):
         return Messages(*(np.concatenate([one, vars(other)[name]]) for name, one in vars(self).items()))
 
 
-@dataclass(frozen=True, repr=False)
-class Gaps(Table):
-    """[n] what comes before a launch. Each is an edge."""
-
-    launch: Int64
-    edge: Int64
-    source: Int64
-    """[n] node that each begins at, ..."""
-    since: Int64
-    """... and when that was."""
-
-
 @dataclass(frozen=True)
 class RunGraph:
-    """Nodes are numbered: 0 is the start of the run, then the starts of all launches, their ends, and the others."""
+    """Of one part. Node 0 is the start of the run; those inside launches follow, and then those of launches.
 
-    num_nodes: int
+    The edges inside launches come first, segments ahead of all others; those of launches follow, and then the carried
+    ones.
+    """
+
     source: Int32
     """[num_edges] node"""
     target: Int32
     kind: Int8
-    """[num_edges] EdgeKind"""
+    """[num_inside] EdgeKind"""
     weight: Float64
-    """[num_edges] ns as recorded; -inf for edges of hosts, which only Asks.weight() puts in"""
+    """[num_edges] ns as recorded; of those that do not lie inside launches, what was put in last"""
     segments: Segments
     messages: Messages
-    gaps: Gaps
-    uncounted: Int64
-    """Edges that lead to where all ranks are aligned. Their time counts for nothing."""
-    asks: Asks
     heard: Int64
     """Waits whose ends are nodes: index into Waits."""
     first_heard: int
     """Node of the first of these, which the others follow."""
-    end_of_launch: Int64
-    """[num_launches of the Schedule] node"""
-    start_ns: int
-    """When the first launch began."""
-
-    @property
-    def counted(self) -> Float64:
-        """[num_edges] ns as recorded, 0 of edges whose time counts for nothing."""
-        if not len(self.uncounted):
-            return self.weight
-        counted: Float64 = self.weight.copy()
-        counted[self.uncounted] = 0
-        return counted
+    outer: Int64
+    """[num_outer] nodes of the LaunchGraph that are its last ones, ascending."""
+    is_carried: Mask
+    """[num_outer] Whether its time comes from an earlier part."""
+    edges_of_launches: Int64
+    """[num_of_launches] those of the LaunchGraph that are its own."""
+    num_nodes: int
 
     __repr__ = brief
+
+    @property
+    def num_inside(self) -> int:
+        """How many edges lie inside launches."""
+        return len(self.kind)
+
+    @property
+    def num_own(self) -> int:
+        """How many edges it has but the carried ones."""
+        return len(self.kind) + len(self.edges_of_launches)
+
+    @property
+    def first_outer(self) -> int:
+        return self.num_nodes - len(self.outer)
+
+    def node_of(self, outer: Int64) -> Int64:
+        """[n] its nodes that are these of the LaunchGraph; the start of the run is its own node 0."""
+        return np.where(outer > 0, self.first_outer + np.searchsorted(self.outer, outer), 0)
 
 
 class _Edges:
@@ -145,56 +131,85 @@ class _Edges:
         return source, target, weight, kind
 
 
-def build_run_graph(timeline: Timeline, graph: EventGraph, waits: Waits) -> RunGraph:
-    """Builds the graph of all launches that left something. The timeline's clocks must be on one axis.
+@dataclass(frozen=True)
+class _Outer:
+    """The nodes and edges of launches that a part needs."""
 
-    graph: build_graph(timeline). waits: all of analyze_waits(timeline).
+    node: Int64
+    """Of the LaunchGraph, ascending."""
+    is_carried: Mask
+    edge: Int64
+
+    @classmethod
+    def of(cls, launches: LaunchGraph, is_own: Mask) -> _Outer:
+        """is_own: [num_launches] which launches are the part's."""
+        edge = np.flatnonzero(is_own[launches.launch])
+        own = np.flatnonzero(np.append(is_own, False)[launches.launch_of_node])
+        node = np.union1d(own, launches.source[edge])
+        node = node[node > 0]
+        return cls(node, ~is_own[launches.launch_of_node[node]], edge)
+
+
+def build_run_graph(
+    timeline: Timeline,
+    graph: EventGraph,
+    waits: Waits,
+    times: WaitTimes,
+    schedule: Schedule,
+    launches: LaunchGraph,
+    is_own: Mask,
+) -> RunGraph:
+    """Builds the graph of a part. The timeline's clocks must be on one axis.
+
+    waits: those of the part that ended. times: of these, with all rounds over. schedule, launches: of the whole run.
+    is_own: [num_launches of the Schedule] which launches are the part's.
     """
-    schedule = graph.schedule
-    num_launches = len(schedule.rank)
-    points = find_points(timeline, graph, waits, first=1 + 2 * num_launches)
-    latest = latest_told(timeline, waits)
-    over = ends_of_waits(timeline, waits, points, latest)
-    times = time_waits(timeline, waits, latest, over)
-    edges = _Edges()
+    outer, edges, points = _Outer.of(launches, is_own), _Edges(), times.points
     meetings, meeting = np.unique(waits.last_arrival[points.arrived], return_inverse=True)
-    segments = _add_runs(edges, timeline, graph, waits, points, times)
-    messages = _add_messages(edges, waits, points, times)
-    arrivals = _add_meetings(edges, timeline, waits, points, times, meeting)
-    is_align = np.array([*(launch.is_align for launch in timeline.launches), *[False] * len(timeline.ranks)])
-    every_gap, start_ns = _add_launches(edges, graph, is_align)
-    gaps = every_gap.take(~is_align[every_gap.launch])
-    first_align = points.first_meeting + len(meetings)
-    met, num_aligns = _add_alignments(edges, schedule, number_members(timeline), is_align, first_align)
-    # Where ranks are aligned, hosts ask for all calls ahead.
-    asked_for = gaps.take(np.full(len(gaps.launch), not is_align.any()))
-    first_ask = first_align + num_aligns
-    asks = _add_asks(edges, schedule, asked_for, first_ask, start_ns)
+    first_outer = points.first_meeting + len(meetings)
+    of_launch = np.zeros((2, len(is_own)), np.int32)  # the nodes of starts and ends
+    for nodes, own in zip(of_launch, (launches.starts, launches.ends), strict=True):
+        nodes[is_own] = first_outer + np.searchsorted(outer.node, own(np.flatnonzero(is_own)))
+    segments = _add_runs(edges, timeline, graph, waits, times, schedule, of_launch)
+    messages = _add_messages(edges, waits, times)
+    arrivals = _add_meetings(edges, waits, times, meeting)
     source, target, weight, kind = edges.join()
-    return RunGraph(
-        num_nodes=first_ask + len(asks.launch),
-        source=source,
-        target=target,
-        kind=kind,
-        weight=weight,
-        segments=segments,
-        messages=messages.joined(arrivals),
-        gaps=gaps,
-        uncounted=np.append(met, every_gap.edge[is_align[every_gap.launch]]),
-        asks=asks,
-        heard=points.heard,
-        first_heard=points.first_heard,
-        end_of_launch=1 + num_launches + np.arange(num_launches),
-        start_ns=start_ns,
+    found = RunGraph(
+        source,
+        target,
+        kind,
+        weight,
+        segments,
+        messages.joined(arrivals),
+        points.heard,
+        points.first_heard,
+        outer.node,
+        outer.is_carried,
+        outer.edge,
+        first_outer + len(outer.node),
     )
+    carried = first_outer + np.flatnonzero(outer.is_carried)
+    sources = source, found.node_of(launches.source[outer.edge]), np.zeros(len(carried))
+    targets = target, found.node_of(launches.target[outer.edge]), carried
+    whole_source, whole_target = (np.concatenate(parts).astype(np.int32) for parts in (sources, targets))
+    whole_weight = np.concatenate([weight, np.zeros(len(whole_source) - len(weight))])
+    return dataclasses.replace(found, source=whole_source, target=whole_target, weight=whole_weight)
 
 
 def _add_runs(
-    edges: _Edges, timeline: Timeline, graph: EventGraph, waits: Waits, points: Points, times: WaitTimes
+    edges: _Edges,
+    timeline: Timeline,
+    graph: EventGraph,
+    waits: Waits,
+    times: WaitTimes,
+    schedule: Schedule,
+    of_launch: Int32,
 ) -> Segments:
-    """Each run from its launch's start through its nodes to its launch's end."""
-    runs, schedule, num_launches = graph.runs, graph.schedule, len(graph.schedule.rank)
-    ends = _ends_of_runs(graph)
+    """Each run from its launch's start through its nodes to its launch's end.
+
+    of_launch: [2, num_launches] nodes of the starts and the ends.
+    """
+    runs, points = graph.runs, times.points
     lists = [ByRun.of(run) for run in (points.told_run, points.arrived_run, points.heard_run)]
     num_nodes = np.sum([np.bincount(own.run, minlength=len(runs)) for own in lists], axis=0)
     # A segment leads to each node, and one more from the last of a run to the launch's end.
@@ -206,15 +221,15 @@ def _add_runs(
     for at in range(0, len(runs), RUNS_AT_ONCE):
         some = slice(at, at + RUNS_AT_ONCE)
         places = [own.places(at, at + RUNS_AT_ONCE) for own in lists]
-        run, node, begin, end, least = _nodes_in_order(timeline, waits, points, times, *places)
+        run, node, begin, end, least = _nodes_in_order(timeline, waits, times, *places)
         launch, own_first, own_last = runs.launch[some], first[:-1][some], last[some]
         to_node = first[at] + np.arange(len(run)) + run - at
         start[own_first], start[to_node + 1] = schedule.start[launch], end
         stop[to_node], stop[own_last] = np.maximum(begin, start[to_node]), np.maximum(runs.end[some], start[own_last])
-        source[own_first], source[to_node + 1] = 1 + launch, node
-        target[to_node], target[own_last] = node, 1 + num_launches + launch
+        source[own_first], source[to_node + 1] = of_launch[0, launch], node
+        target[to_node], target[own_last] = node, of_launch[1, launch]
         weight[to_node] = stop[to_node] - start[to_node] + np.minimum(least, end - stop[to_node])
-        weight[own_last] = stop[own_last] - start[own_last] + schedule.end[launch] - ends[launch]
+        weight[own_last] = stop[own_last] - start[own_last] + schedule.end[launch] - schedule.last_run[launch]
     edges.add(EdgeKind.OWN, source, target, weight)
     return Segments(np.repeat(np.arange(len(runs), dtype=np.int32), num_nodes + 1), start, stop)
 
@@ -222,7 +237,6 @@ def _add_runs(
 def _nodes_in_order(
     timeline: Timeline,
     waits: Waits,
-    points: Points,
     times: WaitTimes,
     told: Int64,
     arrived: Int64,
@@ -230,11 +244,11 @@ def _nodes_in_order(
 ) -> tuple[Int64, Int64, Int64, Int64, Float64]:
     """([n] run, [n] node, [n] when it begins, [n] when it is over, [n] ns that it takes at least) of some points, run
     by run in the order of time."""
+    points = times.points
     waiting = points.heard[heard]
     run = np.concatenate([points.told_run[told], points.arrived_run[arrived], points.heard_run[heard]])
     row = np.concatenate([points.told[told], waits.row[points.arrived[arrived]], waits.row[waiting]])
-    first_arrived = points.first + len(points.told)
-    node = np.concatenate([points.first + told, first_arrived + arrived, points.first_heard + heard])
+    node = np.concatenate([1 + told, points.first_arrived + arrived, points.first_heard + heard])
     end, least = timeline.spans.start[row], np.zeros(len(run))
     first_heard = len(run) - len(waiting)
     end[first_heard:], least[first_heard:] = times.over[waiting], times.least[waiting]
@@ -257,14 +271,8 @@ def _out_of_order(columns: Sequence[Int64]) -> Int64:
     return np.flatnonzero(is_smaller) + 1
 
 
-def _ends_of_runs(graph: EventGraph) -> Int64:
-    """[num_launches] when the last run of each ended; NEVER where it has none."""
-    ends = np.full(len(graph.schedule.rank), NEVER)
-    np.maximum.at(ends, graph.runs.launch, graph.runs.end)
-    return ends
-
-
-def _add_messages(edges: _Edges, waits: Waits, points: Points, times: WaitTimes) -> Messages:
+def _add_messages(edges: _Edges, waits: Waits, times: WaitTimes) -> Messages:
+    points = times.points
     wait = np.flatnonzero(is_message(waits))
     source, target = points.node_of_told[waits.signal[wait]], points.node_of_heard[wait]
     kept = (source >= 0) & (target >= 0)
@@ -273,141 +281,21 @@ def _add_messages(edges: _Edges, waits: Waits, points: Points, times: WaitTimes)
     return Messages(wait, waits.signal[wait], edge, times.passed[wait], times.was_held_up[wait])
 
 
-def _add_meetings(
-    edges: _Edges, timeline: Timeline, waits: Waits, points: Points, times: WaitTimes, meeting: Int64
-) -> Messages:
+def _add_meetings(edges: _Edges, waits: Waits, times: WaitTimes, meeting: Int64) -> Messages:
     """Barriers of a block or grid have a node where all meet; of barriers of ranks each arrival is an edge.
 
     meeting: [num_arrived] number of the meeting that each local arrival is at. Returns the arrivals that ended a wait.
     """
-    heard = points.node_of_heard
-    arrived = points.first + len(points.told) + np.arange(len(points.arrived))
+    points, heard = times.points, times.points.node_of_heard
+    arrived = points.first_arrived + np.arange(len(points.arrived))
     met = points.first_meeting + meeting
     edges.add(EdgeKind.MEETING, arrived, met, np.zeros(len(met)))
     edges.add(EdgeKind.MEETING, met, heard[points.arrived], times.latency[points.arrived])
-    wait, signal = find_arrivals(timeline, waits)
-    source, target = points.node_of_told[signal], heard[wait]
-    latency, ended = time_arrivals(timeline, waits, wait, signal, times.latency, times.over)
+    arrivals = times.arrivals
+    source, target = points.node_of_told[arrivals.signal], heard[arrivals.wait]
     kept = np.flatnonzero((source >= 0) & (target >= 0))
-    edge = edges.add(EdgeKind.MEETING, source[kept], target[kept], latency[kept])
-    last = ended[kept]
-    wait, signal = wait[kept[last]], signal[kept[last]]
-    return Messages(wait, signal, edge[last], latency[kept[last]].astype(np.int64), times.was_held_up[wait])
-
-
-def _add_launches(edges: _Edges, graph: EventGraph, is_align: Mask) -> tuple[Gaps, int]:
-    """The gaps before launches, and launches without any run. Returns the gaps and when the first launch began."""
-    schedule = graph.schedule
-    shown, count = schedule.order, len(schedule.rank)
-    ends = _ends_of_runs(graph)
-    bare = shown[(ends[shown] == NEVER) & ~is_align[shown]]
-    edges.add(EdgeKind.OWN, 1 + bare, 1 + count + bare, schedule.end[bare] - schedule.start[bare])
-    ahead = launches_ahead(schedule)
-    following = shown[ahead[shown] >= 0]
-    before = ahead[following]
-    overlaps = schedule.start[following] < schedule.end[before]
-    since = np.where(overlaps, schedule.start[before], schedule.end[before])
-    node = np.where(overlaps, 1 + before, 1 + count + before)
-    gap = edges.add(EdgeKind.GAP, node, 1 + following, schedule.start[following] - since)
-    joined, joining, least_ns = _joins(schedule, ahead)
-    edges.add(EdgeKind.GAP, 1 + count + joined, 1 + joining, least_ns)
-    first = shown[ahead[shown] < 0]
-    start_ns = int(schedule.start[shown].min())
-    begun = edges.add(EdgeKind.GAP, np.zeros(len(first), np.int64), 1 + first, schedule.start[first] - start_ns)
-    at_start = np.zeros(len(first), np.int64)
-    return Gaps(
-        np.concatenate([following, first]),
-        np.concatenate([gap, begun]),
-        np.concatenate([node, at_start]),
-        np.concatenate([since, at_start + start_ns]),
-    ), start_ns
-
-
-def launches_ahead(schedule: Schedule) -> Int64:
-    """[n] the launch that each may have had to wait for: the one before it on its stream, or one of the rank's other
-    streams that ended later and still before it began, as where an event orders streams. -1 for none.
-    """
-    ahead: Int64 = schedule.before.copy()
-    for launch, before in _ended_before(schedule):
-        until = np.where(ahead[launch] >= 0, schedule.end[ahead[launch]], NEVER)
-        later = before[schedule.end[before] > until]
-        ahead[launch[schedule.end[before] > until]] = later
-    return ahead
-
-
-def _ended_before(schedule: Schedule) -> Iterator[tuple[Int64, Int64]]:
-    """Yields, by pairs of streams of a rank, launches of one and the last of the other that ended before each began."""
-    shown = schedule.order
-    for rank in np.unique(schedule.rank[shown]).tolist():
-        own = shown[schedule.rank[shown] == rank]
-        streams = [own[schedule.stream[own] == stream] for stream in np.unique(schedule.stream[own])]
-        for one, other in itertools.permutations(streams, 2):
-            ended = other[np.argsort(schedule.end[other], kind="stable")]
-            place = np.searchsorted(schedule.end[ended], schedule.start[one], side="right") - 1
-            yield one[place >= 0], ended[place[place >= 0]]
-
-
-def _joins(schedule: Schedule, ahead: Int64) -> tuple[Int64, Int64, Float64]:
-    """([n] launch, [n] a later one that may wait for it as well, [n] ns from the end of one to the start of the other).
-
-    They are the other launches that had ended on each stream, its own included. It begins as soon after them as its
-    stage ever began after another kernel. Which events a stream waits for is not on record: a stage counts as waiting
-    for one of another stream if it begins soon after it at least once.
-    """
-    pairs = [(launch, before) for launch, before in _ended_before(schedule)]
-    if not pairs:
-        none = np.empty(0, np.int64)
-        return none, none, none.astype(float)
-    follows = schedule.order[schedule.before[schedule.order] >= 0]
-    pairs.append((follows, schedule.before[follows]))
-    launch, before = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    is_behind = schedule.start[launch] >= schedule.end[before]
-    launch, before = launch[is_behind], before[is_behind]
-    gap = schedule.start[launch] - schedule.end[before]
-    stages = group_rows(len(gap), schedule.stage[launch])
-    kinds = group_rows(len(gap), schedule.stage[before], schedule.stage[launch])
-    soonest = -stages.largest(-gap)[stages.group]
-    is_own = schedule.stream[launch] == schedule.stream[before]
-    kept = (is_own | (-kinds.largest(-gap)[kinds.group] <= MAX_LAUNCH_NS)) & (before != ahead[launch])
-    return before[kept], launch[kept], soonest[kept].astype(float)
-
-
-def _add_alignments(
-    edges: _Edges, schedule: Schedule, members: Int64, is_align: Mask, first_node: int
-) -> tuple[Int64, int]:
-    """A node for each, where all ranks of a communicator meet; from there each needs what it took to see that.
-
-    members: of each launch, see number_members(). Returns the edges that lead to these nodes, and how many there are.
-    """
-    count = len(schedule.rank)
-    launch = schedule.order[is_align[schedule.order]]
-    meetings = group_rows(len(launch), members[launch], schedule.sequence[launch])
-    meeting, latest = meetings.group, np.full(len(meetings), NEVER)
-    np.maximum.at(latest, meeting, schedule.start[launch])
-    met = edges.add(EdgeKind.MEETING, 1 + launch, first_node + meeting, np.zeros(len(launch)))
-    seen = schedule.end[launch] - latest[meeting]  # below 0 by clocks that contradict the barrier
-    edges.add(EdgeKind.MEETING, first_node + meeting, 1 + count + launch, seen)
-    return met, len(meetings)
-
-
-def _add_asks(edges: _Edges, schedule: Schedule, gaps: Gaps, first: int, start_ns: int) -> Asks:
-    """first: number of the first of these nodes."""
-    asked = find_asked(schedule, gaps.launch, gaps.since, start_ns)
-    order = np.argsort(gaps.launch)
-    gap = order[np.searchsorted(gaps.launch[order], asked.launch)]
-    node, never = first + np.arange(len(gap)), np.full(len(gap), -np.inf)
-    source = np.where(asked.previous >= 0, first + asked.previous, gaps.source[gap])
-    source[asked.previous == RUN_STARTS] = 0
-    before = edges.add(EdgeKind.HOST, source, node, never)
-    after = edges.add(EdgeKind.HOST, node, 1 + asked.launch, never)
-    follows = gaps.launch[schedule.before[gaps.launch] >= 0]
-    return Asks(
-        launch=asked.launch,
-        before=before,
-        before_ns=asked.before_ns.astype(float),
-        after=after,
-        after_ns=asked.after_ns,
-        gap=gaps.edge[gap],
-        gap_ns=asked.gap_ns,
-        is_complete=bool(np.isin(follows, asked.launch).all()),
-    )
+    edge = edges.add(EdgeKind.MEETING, source[kept], target[kept], arrivals.latency[kept])
+    last = np.flatnonzero(arrivals.ended[kept])
+    wait, signal = arrivals.wait[kept[last]], arrivals.signal[kept[last]]
+    passed = arrivals.latency[kept[last]].astype(np.int64)
+    return Messages(wait, signal, edge[last], passed, times.was_held_up[wait])

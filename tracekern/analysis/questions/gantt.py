@@ -8,7 +8,7 @@ from itertools import zip_longest
 import numpy as np
 
 from tracekern.timeline.facts.iterations import Iterations
-from tracekern.timeline.model import OPEN_END, EventClass, Int64, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, Int64, Spans, Timeline, TrackKind
 
 MAX_SPANS = 20_000
 """Limit of the pictures of three iterations together."""
@@ -23,15 +23,8 @@ class ChosenSpans:
     """Row number in Iterations."""
     tracks: tuple[int, ...]
     """Indices into Timeline.tracks, in the order of the rows: rank by rank, kernels first."""
-    spans: Int64
-    """[n] indices into Timeline.spans."""
+    spans: Spans
     num_spans_left_out: int
-
-
-def choose_iterations(timeline: Timeline, iterations: Iterations) -> tuple[ChosenSpans, ...]:
-    """Spans of the longest, the median and the shortest iteration; fewer where these are the same."""
-    rows = dict.fromkeys(reversed(iterations.best_median_worst())) if len(iterations) else {}
-    return tuple(choose_spans(timeline, iterations, row) for row in rows)
 
 
 def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans: int = MAX_SPANS // 3) -> ChosenSpans:
@@ -61,7 +54,7 @@ def choose_spans(timeline: Timeline, iterations: Iterations, row: int, max_spans
     order = sorted(
         chosen, key=lambda idx: (timeline.tracks[idx].rank, timeline.tracks[idx].kind != TrackKind.LAUNCH, idx)
     )
-    return ChosenSpans(row, tuple(order), drawn, int(inside.sum()) - len(drawn))
+    return ChosenSpans(row, tuple(order), spans.take(drawn), int(inside.sum()) - len(drawn))
 
 
 def _one_of_each_rank(timeline: Timeline, tracks: list[int], waited: Int64) -> list[list[int]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.graph.events import Schedule
+from tracekern.analysis.graph.schedule import Schedule
 from tracekern.timeline.model import Timeline
 
 LAUNCH_NS = 3_000

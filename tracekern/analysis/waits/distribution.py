@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.waits.analyze import Phase, Waits
+from tracekern.analysis.partial import Counts
+from tracekern.analysis.waits.analyze import Phase, PhaseNumbers
 from tracekern.timeline.model import Int64
 
 
@@ -23,16 +24,24 @@ class Distribution:
     """0..1, rising to 1."""
 
 
-def distribute(waits: Waits, phases: Sequence[Phase], max_points: int = 160) -> tuple[Distribution, ...]:
+def distribute(
+    durations: Counts, numbers: PhaseNumbers, phases: Sequence[Phase], max_points: int = 160
+) -> tuple[Distribution, ...]:
     """One distribution for each of `phases` that has waits. Every point lies on the true function, the last one is the
-    maximum. Waits whose begin was overwritten are left out: how long they took is unknown."""
+    maximum.
+
+    durations: of waits that are not headless, by `numbers`.
+    """
+    number, values = durations.sums.keys
+    known = {numbers[one]: one for one in np.unique(number).tolist()}
     found = []
     for phase in phases:
-        ordered = np.sort(waits.wait_ns[(waits.phase == waits.phases.index(phase)) & ~waits.headless])
-        if not len(ordered):
+        rows = (number == known.get(phase, -1)) & (durations.sums["count"] > 0)
+        until = np.cumsum(durations.sums["count"][rows])  # so many took as long as each value, or less
+        if not len(until):
             continue
-        place = np.unique(np.linspace(0, len(ordered) - 1, min(max_points, len(ordered))).astype(np.int64))
-        # The last of equal values: the function is right-continuous.
-        share = np.searchsorted(ordered, ordered[place], side="right") / len(ordered)
-        found.append(Distribution(phase, len(ordered), ordered[place], share))
+        count = int(until[-1])
+        place = np.unique(np.linspace(0, count - 1, min(max_points, count)).astype(np.int64))
+        at = np.searchsorted(until, place, side="right")
+        found.append(Distribution(phase, count, values[rows][at], until[at] / count))
     return tuple(found)

@@ -40,6 +40,28 @@ class WaitStatistic:
 
 
 @dataclass(frozen=True)
+class WaitTotals(Partial):
+    """How many waits there are, in some parts of a run, and how long they took."""
+
+    waited_ns: int
+    unmatched_ns: int
+    """Of those that nothing on record ended."""
+    endless_ns: int
+    num_endless: int
+    num_open: int
+
+    @classmethod
+    def of(cls, waits: Waits) -> WaitTotals:
+        return cls(
+            int(waits.wait_ns.sum()),
+            int(waits.unmatched.sum()),
+            int(waits.wait_ns[waits.endless].sum()),
+            int(waits.endless.sum()),
+            waits.num_open,
+        )
+
+
+@dataclass(frozen=True)
 class WaitSums(Partial):
     """What statistics of waits are made of."""
 

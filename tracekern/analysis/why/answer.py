@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import ends_of_iterations
 from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.moments import Moments
 from tracekern.analysis.left_out import block_waits
-from tracekern.analysis.waits.analyze import Waits
+from tracekern.analysis.waits.statistics import WaitTotals
 from tracekern.analysis.why.candidates import Candidate, Candidates, CauseKind, Excess
 from tracekern.analysis.why.chance import MIN_ITERATIONS, Finding, search
 from tracekern.analysis.why.incidents import MIN_FOR_INCIDENTS, find_incident
@@ -139,30 +138,28 @@ def no_cost(note: str) -> Answer:
 
 def explain(
     timeline: Timeline,
-    graph: EventGraph,
-    waits: Waits,
     moments: Moments | str,
+    ended: WaitTotals,
     iterations: Iterations,
     window: Window | None = None,
 ) -> Answer:
     """Replays the run without its causes.
 
-    graph: build_graph(timeline). waits: all of analyze_waits(timeline). moments: find_moments() of these. iterations:
+    timeline: of the whole run, for its tables. ended: of all its waits that did. iterations:
     find_iterations(timeline).
     """
-    note = _why_no_cost(timeline, waits, window)
+    note = _why_no_cost(timeline, ended, window)
     if isinstance(moments, str) or note:
         return no_cost(moments if isinstance(moments, str) else note)
-    run_graph = moments.run_graph
-    ends = ends_of_iterations(timeline, graph, run_graph, iterations)
-    counted, own_hosts = run_graph.counted, None
-    if run_graph.asks.is_complete:
-        own_hosts = Replays(moments, graph, ends, run_graph.asks.weight(counted))
-    candidates = Candidates(timeline, graph, waits, run_graph, ends)
-    return _Inquiry(timeline, Replays(moments, graph, ends, counted), own_hosts, candidates).answer()
+    launches = moments.launches
+    ends = ends_of_iterations(timeline, moments, iterations)
+    counted, own_hosts = launches.counted, None
+    if launches.asks.is_complete:
+        own_hosts = Replays(moments, ends, launches.asks.weight(counted))
+    return _Inquiry(timeline, Replays(moments, ends, counted), own_hosts, Candidates(timeline, moments, ends)).answer()
 
 
-def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str:
+def _why_no_cost(timeline: Timeline, ended: WaitTotals, window: Window | None) -> str:
     if absent := [problem.text for problem in timeline.problems if problem.kind in ABSENT_KINDS]:
         return f"{' and '.join(absent)}, and what is not here may have been waited for"
     if len(timeline.ranks) < 2:
@@ -171,9 +168,9 @@ def _why_no_cost(timeline: Timeline, waits: Waits, window: Window | None) -> str
         return "records are missing, so that not all waits lead to what they were for"
     if without := block_waits(timeline):
         return f"waits in {', '.join(without)} are not on record (detail peers), nor who held up whom within a block"
-    unmatched_ns, waited_ns = int(waits.unmatched.sum()), int(waits.wait_ns.sum())
-    if unmatched_ns > _MOST_UNMATCHED * waited_ns:
-        return f"the signals that ended {percent(unmatched_ns, waited_ns)} of the waits are not on record"
+    if ended.unmatched_ns > _MOST_UNMATCHED * ended.waited_ns:
+        share = percent(ended.unmatched_ns, ended.waited_ns)
+        return f"the signals that ended {share} of the waits are not on record"
     return "" if window is None else "what a cause costs is said of the whole run, not of a window"
 
 

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.longest_path import Change
-from tracekern.analysis.graph.run_graph import RunGraph
-from tracekern.analysis.waits.analyze import Phase, Waits
+from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.why.chance import Finding, Measure, Pattern, beside_peers
 from tracekern.analysis.why.links import Links, Route
 from tracekern.analysis.why.members import Suspects
 from tracekern.analysis.why.outside_spans import longest_gap
 from tracekern.analysis.why.peers import PeerTable
-from tracekern.analysis.why.pieces import writers_of
 from tracekern.analysis.why.replays import added
 from tracekern.analysis.why.rings import Rings
 from tracekern.timeline.model import Float64, Int64, Mask, Timeline
@@ -96,13 +94,11 @@ class Excess:
 class Candidates:
     """The excess of all ranks and links over their peers, without what has been taken out so far."""
 
-    def __init__(
-        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
-    ) -> None:
-        self.table = PeerTable(timeline, graph, waits, run_graph, ends)
-        self.links = Links(timeline, graph, waits, run_graph, ends)
-        self.rings = Rings(timeline, waits, run_graph)
-        self._graph, self._timeline = graph, timeline
+    def __init__(self, timeline: Timeline, moments: Moments, ends: IterationEnds) -> None:
+        self.table = PeerTable(timeline, moments, ends)
+        self.links = Links(moments, ends)
+        self.rings = Rings(timeline, moments)
+        self._moments = moments
         self._ranks = [rank.rank for rank in timeline.ranks]
         self.tick_ns = float(max(rank.resolution_ns for rank in timeline.ranks))
         table = self.table
@@ -182,7 +178,7 @@ class Candidates:
         return rows[int(excess.argmax())] if excess.max() > _NEARLY_ALL * excess.sum() else -1
 
     def warp(self, finding: Finding) -> int:
-        """Returns the warp that a finding is of, see writers_of(); -1 for whole ranks."""
+        """Returns the warp that a finding is of, see Writers; -1 for whole ranks."""
         if finding.measure != _WARP:
             return -1
         return self.table.only_writer(Suspects(finding.members, finding.pattern.hits))
@@ -255,7 +251,7 @@ class Candidates:
     def is_host(self, candidate: Candidate, hits: Mask) -> bool:
         """Whether it was mostly the host that made gaps before kernels longer than those of other ranks."""
         suspects = Suspects(self._indices(candidate), hits)
-        return self.table.hosts.host_share(suspects, self._graph.schedule.host_gap_ns) > 0.5
+        return self.table.hosts.host_share(suspects, self._moments.schedule.host_gap_ns) > 0.5
 
     def describe(self, candidate: Candidate, hits: Mask, warp: int = -1) -> Excess:
         """Says by how much a candidate exceeds its peers."""
@@ -269,28 +265,25 @@ class Candidates:
         suspects = Suspects(self._indices(candidate), hits, warp)
         if candidate.kind is CauseKind.HOST:
             hosts = self.table.hosts
-            stage = self._graph.stages[hosts.longest_stage(suspects)]
+            stage = self._moments.program.stages[hosts.longest_stage(suspects)]
             return Excess(hosts.mean_excess_ns(suspects), 1.0, None, stage=stage)
         if candidate.kind is CauseKind.PACE and warp < 0:
             warp = self.table.only_writer(suspects)
             suspects = dataclasses.replace(suspects, writer=warp)
         phase, factor = self.table.longest_phase(suspects, candidate.kind.value)
         where = None if warp < 0 else self._place_of(warp)
-        found = self._graph.phases[phase] if phase >= 0 else None
+        found = self._moments.program.phases[phase] if phase >= 0 else None
         return Excess(0.0, factor, found, where, self._between(suspects, phase))
 
     def _between(self, suspects: Suspects, phase: int) -> tuple[str, str] | None:
         """Returns the events around time that no span covers, where the phase is such time."""
-        graph = self._graph
-        if phase not in (*graph.between_spans.tolist(), *graph.not_started.tolist()):
+        program = self._moments.program
+        if phase not in (*program.between_spans.tolist(), *program.not_started.tolist()):
             return None
-        is_of = np.zeros(len(graph.runs), bool)
-        is_of[self.table.runs_of(suspects)] = True
-        return longest_gap(self._timeline, graph, graph.stages.index(graph.phases[phase].stage), is_of)
+        return longest_gap(self._moments, phase // program.num_names, self.table.runs_of(suspects))
 
     def _place_of(self, writer: int) -> tuple[int, int]:
-        block, warp = (int(column[writer]) for column in writers_of(self._timeline, self._graph.runs).columns)
-        return block, warp
+        return int(self.table.writers.block[writer]), int(self.table.writers.warp[writer])
 
 
 def _routes(candidate: Candidate) -> list[Route]:

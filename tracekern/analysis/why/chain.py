@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from tracekern.analysis.graph.moments import Moments
-from tracekern.analysis.graph.run_graph import EdgeKind
-from tracekern.analysis.waits.analyze import Phase, Waits
+from tracekern.analysis.graph.launch_graph import EdgeKind
+from tracekern.analysis.graph.moments import Moments, Place
+from tracekern.analysis.part import Part, without_endless
+from tracekern.analysis.waits.analyze import Phase
 from tracekern.analysis.why.critical_path import PathPart, PathWalker, Stretches
 from tracekern.formatting import brief
-from tracekern.timeline.model import Int64, Mask, Timeline
+from tracekern.timeline.facts.iterations import launch_iterations
 
 
 @dataclass(frozen=True)
 class Chain:
-    row: int
-    """The wait: index into Timeline.spans."""
     rank: int
     phase: Phase
     start_ns: int
@@ -32,34 +32,69 @@ class Chain:
     __repr__ = brief
 
 
-def longest_of_phases(waits: Waits, is_start_up: Mask) -> Int64:
-    """Returns indices into `waits`: the longest wait of each phase, longest first; those of start-up come last.
+class LongWait(NamedTuple):
+    """A wait. The first in order is the longest, of several that last as long the one that the timeline shows first."""
 
-    is_start_up: [num_waits]
-    """
-    longest = np.zeros(len(waits.phases), np.int64)
-    np.maximum.at(longest, waits.phase, waits.wait_ns)
-    found = np.flatnonzero(waits.wait_ns == longest[waits.phase])
-    _, first = np.unique(waits.phase[found], return_index=True)
-    found = found[first]
-    return found[np.lexsort((-waits.wait_ns[found], is_start_up[found]))]
+    negative_ns: int
+    track: int
+    start: int
+    part: int
+    row: int
+    """Of the part's spans."""
+    is_start_up: bool
 
 
-def find_chain(
-    timeline: Timeline, waits: Waits, moments: Moments, walker: PathWalker, row: int, is_start_up: bool
-) -> Chain:
-    """Returns the chain of the wait `row` of Timeline.spans. waits: all of the Timeline."""
+@dataclass(frozen=True)
+class LongestWaits:
+    """The longest wait of each phase in some parts of a run."""
+
+    by_phase: dict[int, LongWait]
+    """By PhaseNumbers."""
+
+    @classmethod
+    def of(cls, part: Part, number: int) -> LongestWaits:
+        """number: of the part."""
+        waits, start = without_endless(part.waits), part.timeline.spans.start
+        longest = np.zeros(len(waits.phases), np.int64)
+        np.maximum.at(longest, waits.phase, waits.wait_ns)
+        found = np.flatnonzero(waits.wait_ns == longest[waits.phase])
+        _, first = np.unique(waits.phase[found], return_index=True)
+        waits = waits.take(found[first])
+        columns = -waits.wait_ns, waits.track, start[waits.row], waits.row, part.is_start_up[waits.launch], waits.phase
+        known = zip(*(column.tolist() for column in columns), strict=True)
+        by_phase = {
+            waits.phase_numbers[phase]: LongWait(negative_ns, track, begin, number, row, is_start_up)
+            for negative_ns, track, begin, row, is_start_up, phase in known
+        }
+        return cls(by_phase)
+
+    def __add__(self, other: LongestWaits) -> LongestWaits:
+        both = self.by_phase.keys() & other.by_phase.keys()
+        longer = {phase: min(self.by_phase[phase], other.by_phase[phase]) for phase in both}
+        return LongestWaits(self.by_phase | other.by_phase | longer)
+
+    def longest_first(self) -> list[LongWait]:
+        """Returns those of start-up last."""
+        by_phase = (wait for _, wait in sorted(self.by_phase.items()))
+        return sorted(by_phase, key=lambda wait: (wait.is_start_up, wait.negative_ns))
+
+
+def find_chain(moments: Moments, part: int, row: int) -> Chain:
+    """Returns the chain of a wait, which is the row of a part's spans."""
+    graph, walker = moments.graphs[part], PathWalker(moments)
+    waits, run_graph = graph.waits, graph.run_graph
     wait = int(np.searchsorted(waits.row, row))
-    start_ns, heard = int(timeline.spans.start[row]), moments.run_graph.heard
+    start_ns, heard = int(graph.timeline.spans.start[row]), run_graph.heard
     place = int(np.searchsorted(heard, wait))
     links: list[PathPart] = []
     if place < len(heard) and heard[place] == wait:
-        stretches = walker.stretches(moments.run_graph.first_heard + place, start_ns)
+        stretches = walker.stretches(Place(part, run_graph.first_heard + place), start_ns)
         for link in reversed(_links(stretches)):
             largest, *others = walker.parts(link)
             links.append(dataclasses.replace(largest, time_ns=largest.time_ns + sum(part.time_ns for part in others)))
-    phase = waits.phases[waits.phase[wait]]
-    return Chain(row, int(waits.rank[wait]), phase, start_ns, int(waits.wait_ns[wait]), is_start_up, tuple(links))
+    phase, launch = waits.phases[waits.phase[wait]], int(waits.launch[wait])
+    is_start_up = launch >= 0 and bool(launch_iterations(graph.timeline).is_start_up[launch])
+    return Chain(int(waits.rank[wait]), phase, start_ns, int(waits.wait_ns[wait]), is_start_up, tuple(links))
 
 
 def _links(path: Stretches) -> list[Stretches]:

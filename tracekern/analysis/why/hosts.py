@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.host_gaps import MAX_LAUNCH_NS
 from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.longest_path import Change
-from tracekern.analysis.graph.run_graph import RunGraph
+from tracekern.analysis.graph.moments import Moments
 from tracekern.analysis.groups import group_rows
 from tracekern.analysis.why.members import FAR, Suspects, median_of_members, sums_by
 from tracekern.analysis.why.replays import added
@@ -18,27 +17,26 @@ from tracekern.timeline.model import Float64, Int64, Mask, Timeline, shared_gpus
 class Hosts:
     """Compares the gaps before kernels of all ranks, call by call."""
 
-    def __init__(self, timeline: Timeline, graph: EventGraph, run_graph: RunGraph, ends: IterationEnds) -> None:
-        gaps, asks, schedule = run_graph.gaps, run_graph.asks, graph.schedule
-        self._num_iterations = max(len(ends), 1)
+    def __init__(self, timeline: Timeline, moments: Moments, ends: IterationEnds) -> None:
+        gaps, asks, program = moments.launches.gaps, moments.launches.asks, moments.program
+        self._num_iterations, self._num_ranks = max(len(ends), 1), len(program.island)
         number = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
-        self._num_ranks = len(number)
         self._shared = [np.array([number[rank] for rank in ranks]) for ranks in shared_gpus(timeline.ranks)]
-        self._rank = np.array([number[rank] for rank in schedule.rank.tolist()], np.int64)
+        self._rank, self._stage = program.place_of_launch, program.stage_of_launch
         # What else joins ranks that no kernel does, such as the layers of a pipeline, is not on record.
-        island = graph.island[self._rank[gaps.launch]]
-        calls = group_rows(len(gaps.launch), schedule.stage[gaps.launch], schedule.sequence[gaps.launch], island)
-        self._call = np.full(len(schedule.rank), -1)
+        island = program.island[self._rank[gaps.launch]]
+        calls = group_rows(len(gaps.launch), self._stage[gaps.launch], program.sequence[gaps.launch], island)
+        self._call = np.full(program.num_launches, -1)
         self._call[gaps.launch] = calls.group
-        self._num_calls, self._stage, self._iteration = len(calls), schedule.stage, ends.of_launch
-        self._launch, self._edge, self.gap_ns = gaps.launch, gaps.edge, run_graph.weight[gaps.edge]
+        self._num_calls, self._iteration = len(calls), ends.of_launch
+        self._launch, self._edge, self.gap_ns = gaps.launch, gaps.edge, moments.launches.weight[gaps.edge]
         self._asks = asks
         doubts = [rank.clock.host_hard_ns for rank in timeline.ranks if rank.clock]
         self._are_hosts_known = all(doubt <= MAX_LAUNCH_NS for doubt in doubts)
         """Whether it is on record to a launch when hosts asked for their kernels."""
         ranks_of_call = sums_by((calls.group, self._rank[gaps.launch]), np.ones(len(gaps)), self._shape) > 0
         stage, _, island = calls.columns
-        num_peers = (graph.has_rank[stage] & (graph.island == island[:, None])).sum(axis=1)
+        num_peers = (program.has_rank[stage] & (program.island == island[:, None])).sum(axis=1)
         self._is_extra = ((ranks_of_call.sum(axis=1) == 1) & (num_peers > 1))[calls.group]
 
     @property
@@ -105,7 +103,7 @@ class Hosts:
         return float(np.median(by_iteration)) if len(by_iteration) else 0.0
 
     def longest_stage(self, suspects: Suspects) -> int:
-        """The stage before which most of what the gaps of suspects are longer lies: an index into EventGraph.stages."""
+        """The stage before which most of what the gaps of suspects are longer lies: an index into Program.stages."""
         rows = np.flatnonzero(self._chosen(suspects, self._launch))
         longer = np.nan_to_num(self._beside(suspects, self._launch, self.gap_ns, rows))
         return int(np.bincount(self._stage[self._launch[rows]], longer).argmax())

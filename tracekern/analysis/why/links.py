@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.longest_path import Change
+from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.graph.part_graph import PartGraph
 from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import group_rows, median_of_groups, order_within, quantile_of_groups
-from tracekern.analysis.waits.analyze import Waits
+from tracekern.analysis.parts import Parts
 from tracekern.analysis.why.members import sums_by
 from tracekern.timeline.columns import rows_of_ranges
-from tracekern.timeline.model import Float64, Int32, Int64, Mask, Timeline
+from tracekern.timeline.model import Float64, Int32, Int64, Mask
+from tracekern.timeline.table import Table
 
 
 @dataclass(frozen=True)
@@ -30,32 +33,71 @@ class Route:
         return self.source in (-1, link.source) and self.destination in (-1, link.destination)
 
 
+@dataclass(frozen=True, repr=False)
+class _Messages(Table):
+    """[n] messages between two ranks."""
+
+    source: Int32
+    destination: Int32
+    phase: Int64
+    """PhaseNumbers of the wait."""
+    near: Int64
+    """1 between ranks of one node."""
+    drain: Int64
+    flag: Int64
+    """At most: only an awaited flag had just arrived when it was seen."""
+    was_awaited: Mask
+    edge: Int64
+    """Of the whole run, see Moments."""
+    sending: Int64
+    """Edge of what its sender did after it had begun to send; -1 where it has none."""
+    iteration: Int32
+
+    @classmethod
+    def of(cls, part: PartGraph, first_edge: int, ends: IterationEnds) -> _Messages:
+        timeline, waits, run_graph = part.timeline, part.waits, part.run_graph
+        spans, rank = timeline.spans, timeline.track_ranks()
+        every = run_graph.messages
+        between = rank[spans.track[every.signal]] != waits.rank[every.wait]
+        messages = every.take(np.flatnonzero(between))
+        wait, signal = messages.wait, messages.signal
+        source, destination = rank[spans.track[signal]], waits.rank[wait]
+        drain = np.maximum(spans.end[signal] - spans.start[signal], 0)
+        sending = _edge_after(run_graph)[run_graph.source[messages.edge]].astype(np.int64)
+        run = part.events.run_of_spans(timeline, waits.row[wait])
+        return cls(
+            source,
+            destination,
+            np.array(waits.phase_numbers, np.int64)[waits.phase[wait]],
+            timeline.on_same_node(source, destination).astype(np.int64),
+            drain,
+            np.maximum(messages.passed_ns - drain, 0),
+            messages.was_awaited,
+            first_edge + messages.edge,
+            np.where(sending >= 0, first_edge + sending, -1),
+            ends.at(part.events, run, spans.start[waits.row[wait]]).astype(np.int32),
+        )
+
+    @classmethod
+    def join(cls, parts: Parts[_Messages]) -> _Messages:
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*map(np.concatenate, columns))
+
+
 class Links:
     """The messages of all links. Each is compared with those of the same phase between ranks as near to each other."""
 
-    def __init__(
-        self, timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
-    ) -> None:
-        messages, spans, rank = run_graph.messages, timeline.spans, timeline.track_ranks()
-        source = rank[spans.track[messages.signal]]
-        between = np.flatnonzero(source != waits.rank[messages.wait])
-        links = group_rows(len(between), source[between], waits.rank[messages.wait[between]])
+    def __init__(self, moments: Moments, ends: IterationEnds) -> None:
+        messages = _Messages.join(moments.graphs.map(partial(_Messages.of, ends=ends), moments.first_edges))
+        links = group_rows(len(messages), messages.source, messages.destination)
         self.routes = tuple(map(Route, *(column.tolist() for column in links.columns)))
         """By link between two ranks."""
         order = np.argsort(links.group, kind="stable")
-        self._link = links.group[order].astype(np.int32)
-        messages, source = messages.take(between[order]), source[between[order]]
-        wait, signal = messages.wait, messages.signal
-        self._edge, self._was_awaited = messages.edge, messages.was_awaited
-        near = timeline.on_same_node(source, waits.rank[wait]).astype(np.int64)
-        kinds = group_rows(len(wait), waits.phase[wait], near)
+        self._link, messages = links.group[order].astype(np.int32), messages.take(order)
+        self._edge, self._sending, self._was_awaited = messages.edge, messages.sending, messages.was_awaited
+        kinds = group_rows(len(messages), messages.phase, messages.near)
         self._kind, self._num_kinds, self._near_of_kind = kinds.group.astype(np.int32), len(kinds), kinds.columns[1]
-        self._drain = np.maximum(spans.end[signal] - spans.start[signal], 0)
-        self._flag = np.maximum(messages.passed_ns - self._drain, 0)
-        """At most: only an awaited flag had just arrived when it was seen."""
-        self._sending = _edge_after(run_graph)[run_graph.source[self._edge]]
-        run = graph.run_of_spans(timeline, waits.row[wait])
-        self._iteration = ends.at(run, spans.start[waits.row[wait]]).astype(np.int32)
+        self._drain, self._flag, self._iteration = messages.drain, messages.flag, messages.iteration
         self._num_iterations = max(len(ends), 1)
         self._drains = _Ordered.of(self._drain, self._kind, self._num_kinds)
         self._flags = _Ordered.of(self._flag, self._kind, self._num_kinds)

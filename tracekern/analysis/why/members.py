@@ -23,7 +23,7 @@ class Suspects:
     hits: Mask
     """[num_iterations]"""
     writer: int = -1
-    """Number of a (block, warp), see writers_of(); -1: all."""
+    """Number of a (block, warp), see Writers; -1: all."""
 
 
 def sums_by(

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph
-from tracekern.analysis.groups import group_rows
+from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.graph.part_graph import PartGraph
+from tracekern.analysis.partial import Sums
+from tracekern.analysis.parts import Parts
 from tracekern.timeline.columns import rows_of_ranges
-from tracekern.timeline.model import Float64, Int64, Mask, Timeline
+from tracekern.timeline.model import Int64
 
 
-def longest_gap(timeline: Timeline, graph: EventGraph, stage: int, is_of: Mask) -> tuple[str, str] | None:
+def longest_gap(moments: Moments, stage: int, runs: Parts[Int64]) -> tuple[str, str] | None:
     """Returns the events that the gap lies between which exceeds that of other ranks most; "" for the kernel's begin.
 
-    stage: index into EventGraph.stages. is_of: [num_runs] whether a run is of those that take longer.
+    stage: index into Program.stages. runs: of each part those that take longer.
     """
-    activity, runs, schedule = graph.activity, graph.runs, graph.schedule
-    of_stage = np.flatnonzero(schedule.stage[runs.launch] == stage)
-    count = (runs.stop - runs.first)[of_stage]
-    piece, run = rows_of_ranges(runs.first[of_stage], count), np.repeat(of_stage, count)
-    is_first = np.append(True, run[1:] != run[:-1])[: len(run)]
-    event = timeline.spans.event[activity.span[piece]].astype(np.int64)
-    before = np.where(is_first, -1, np.append(-1, event[:-1])[: len(event)])
-    ended = np.append(0, activity.end[piece][:-1])[: len(piece)]
-    since = np.where(is_first, schedule.start[runs.launch[run]], ended)
-    gaps = group_rows(len(piece), before, event)
-    gap_ns = np.maximum(activity.start[piece] - since, 0).astype(float)
-    mine = is_of[run]
-    own, theirs = (_mean(gaps.group, gap_ns, which, len(gaps)) for which in (mine, ~mine))
-    count = np.bincount(gaps.group[mine], minlength=len(gaps))
-    if not len(gaps) or not count.any():
+    gaps: Sums = moments.graphs.map(partial(_gaps_of, schedule_start=moments.schedule.start, stage=stage), runs).total()
+    if not gaps["own"].any():
         return None
-    longest = int(((own - theirs) * count).argmax())
-    names = ["", *(known.name for known in timeline.events)]
-    one, other = (int(column[longest]) for column in gaps.columns)
+    own, theirs = (gaps[name + "_ns"] / np.maximum(gaps[name], 1) for name in ("own", "theirs"))
+    longest = int(((own - theirs) * gaps["own"]).argmax())
+    names = ["", *(known.name for known in moments.graphs[0].timeline.events)]
+    one, other = (int(column[longest]) for column in gaps.keys)
     return names[one + 1], names[other + 1]
 
 
-def _mean(group: Int64, ns: Float64, which: Mask, count: int) -> Float64:
-    """[num_groups] mean of the chosen rows of each group."""
-    sums, number = np.bincount(group[which], ns[which], count), np.bincount(group[which], minlength=count)
-    return np.asarray(sums / np.maximum(number, 1), float)
+def _gaps_of(part: PartGraph, own_runs: Int64, schedule_start: Int64, stage: int) -> Sums:
+    """By the events before and after: how many gaps there are and how long, of these runs and of all others."""
+    activity, runs = part.events.activity, part.events.runs
+    of_stage = np.flatnonzero(part.events.program.stage_of_launch[runs.launch] == stage)
+    count = (runs.stop - runs.first)[of_stage]
+    piece, run = rows_of_ranges(runs.first[of_stage], count), np.repeat(of_stage, count)
+    is_first = np.append(True, run[1:] != run[:-1])[: len(run)]
+    event = part.timeline.spans.event[activity.span[piece]].astype(np.int64)
+    before = np.where(is_first, -1, np.append(-1, event[:-1])[: len(event)])
+    ended = np.append(0, activity.end[piece][:-1])[: len(piece)]
+    since = np.where(is_first, schedule_start[runs.launch[run]], ended)
+    gap_ns = np.maximum(activity.start[piece] - since, 0)
+    is_own = np.zeros(len(runs), bool)
+    is_own[own_runs] = True
+    mine = is_own[run]
+    return Sums.of(
+        (before, event), own=mine, theirs=~mine, own_ns=np.where(mine, gap_ns, 0), theirs_ns=np.where(mine, 0, gap_ns)
+    )

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.analysis.graph.events import ActivityRuns, EventGraph
+from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
+from tracekern.analysis.graph.moments import Moments
+from tracekern.analysis.graph.part_graph import PartGraph
 from tracekern.analysis.graph.points import RUNS_AT_ONCE
-from tracekern.analysis.graph.run_graph import RunGraph
 from tracekern.analysis.groups import Groups, group_rows
 from tracekern.analysis.waits.analyze import WaitKind, Waits
 from tracekern.timeline.columns import order_of
@@ -40,13 +41,15 @@ class Pieces:
     """-1: of none."""
     cell: Int32
     place: Int32
+    """Number of its (writer, ordinal), see first_place."""
     in_cell: Int32 | Int64
     """[num_cells, num_ranks] ns of the piece in each cell; -1 where a rank has none."""
     writer_of_cell: Int64
     """[num_cells] number of its (block, warp)."""
     call_of_cell: Int64
     """[num_cells] number of its call among those of the phase."""
-    num_places: int
+    first_place: Int64
+    """[num_writers + 1 at most] where the places of each writer begin, and where the last ones end."""
 
     def __len__(self) -> int:
         return len(self.edge)
@@ -59,6 +62,11 @@ class Pieces:
     def ns(self, rows: Int64 | slice, rank: Int64) -> Float64:
         """[num_rows] how long these pieces took. rank: of each."""
         return self.in_cell[self.cell[rows], rank].astype(float)
+
+    def writer_and_ordinal(self, place: Int32) -> tuple[Int64, Int64]:
+        """What places have in common with those of other parts."""
+        writer = np.searchsorted(self.first_place, place, "right") - 1
+        return writer, place - self.first_place[writer]
 
     def rows_of(self, ranks: Int64, hits: Mask, writer: int) -> tuple[Int64, Int64]:
         """([n] row, [n] its rank) of pieces of some ranks, in some iterations, of one writer or of all (-1)."""
@@ -76,23 +84,49 @@ def known(in_cell: Int32 | Int64) -> Float64:
     return np.where(in_cell == _NONE, np.nan, in_cell)
 
 
-def writers_of(timeline: Timeline, runs: ActivityRuns) -> Groups:
-    """Groups runs by their writer, a (block, warp) on whatever rank."""
-    tracks = np.array([(track.block, track.warp) for track in timeline.tracks], np.int64).reshape(-1, 2)
-    return group_rows(len(runs), *tracks[runs.track].T)
+@dataclass(frozen=True)
+class Writers:
+    """A writer is a (block, warp), on whatever rank."""
+
+    block: Int64
+    """[num_writers]"""
+    warp: Int64
+    of_track: Int64
+    """[num_tracks] number of the writer; -1 for tracks without runs."""
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    @classmethod
+    def of(cls, timeline: Timeline, moments: Moments) -> Writers:
+        has_runs = moments.graphs.map(_has_runs).total()
+        tracks = np.array([(track.block, track.warp) for track in timeline.tracks], np.int64).reshape(-1, 2)
+        groups = group_rows(int(has_runs.sum()), *tracks[has_runs].T)
+        of_track = np.full(len(has_runs), -1)
+        of_track[has_runs] = groups.group
+        block, warp = groups.columns
+        return cls(block, warp, of_track)
 
 
-def find_pieces(
-    timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph, ends: IterationEnds
-) -> Iterator[Pieces]:
-    """Yields the pieces of each phase, of all launches that left something."""
-    own, uncovered = _cut(timeline, graph, waits, run_graph)
-    numbers, segments = _RunNumbers(timeline, graph), run_graph.segments
+def _has_runs(part: PartGraph) -> Mask:
+    """[num_tracks]"""
+    has_runs = np.zeros(len(part.timeline.tracks), bool)
+    has_runs[part.events.runs.track] = True
+    return has_runs
+
+
+def find_pieces(part: PartGraph, writers: Writers, ends: IterationEnds) -> Iterator[tuple[int, Pieces]]:
+    """Yields (phase, its pieces) of all launches of a part that left something, for each phase that has any."""
+    graph, run_graph = part.events, part.run_graph
+    own, uncovered = _cut(part)
+    numbers, segments = _RunNumbers(graph, writers), run_graph.segments
     is_first = np.append(True, segments.run[1:] != segments.run[:-1])[: len(segments)]
-    stage = graph.schedule.stage[graph.runs.launch].astype(np.int16)[segments.run]
-    outside = {int(number): (place, True) for place, number in enumerate(graph.not_started.tolist())}
-    outside |= {int(number): (place, False) for place, number in enumerate(graph.between_spans.tolist())}
-    for phase in range(len(graph.phases)):
+    program = graph.program
+    stage = program.stage_of_launch[graph.runs.launch].astype(np.int16)[segments.run]
+    outside = {int(number): (place, True) for place, number in enumerate(program.not_started.tolist())}
+    outside |= {int(number): (place, False) for place, number in enumerate(program.between_spans.tolist())}
+    present = np.bincount(graph.phase, minlength=len(program.phases)) > 0
+    for phase in sorted({*np.flatnonzero(present).tolist(), *outside}):
         if phase in outside:
             of_stage, at_begin = outside[phase]
             edge = np.flatnonzero((stage == of_stage) & (is_first == at_begin))
@@ -100,14 +134,16 @@ def find_pieces(
         else:
             piece = np.flatnonzero((graph.phase == phase) & (own != _NONE))
             edge, ns = own[piece].astype(np.int64), graph.activity.end[piece] - graph.activity.start[piece]
-        run = segments.run[edge].astype(np.int64)
-        middle = (segments.start[edge] + segments.end[edge] + 1) // 2
-        yield numbers.pieces(edge, run, ns, ends.at(run, middle))
+        if len(edge):
+            run = segments.run[edge].astype(np.int64)
+            middle = (segments.start[edge] + segments.end[edge] + 1) // 2
+            yield phase, numbers.pieces(edge, run, ns, ends.at(graph, run, middle))
 
 
-def _cut(timeline: Timeline, graph: EventGraph, waits: Waits, run_graph: RunGraph) -> tuple[Int32, Int64]:
+def _cut(part: PartGraph) -> tuple[Int32, Int64]:
     """([num_pieces of the activity] its segment, -1 where it is nobody's own time, [num_segments] ns no span covers)"""
-    activity, runs, segments = graph.activity, graph.runs, run_graph.segments
+    timeline, waits, run_graph = part.timeline, part.waits, part.run_graph
+    activity, runs, segments = part.events.activity, part.events.runs, run_graph.segments
     first_segment = np.searchsorted(segments.run, np.arange(len(runs) + 1))
     is_heard = np.zeros(len(timeline.spans), bool)
     is_heard[waits.row[run_graph.heard]] = True
@@ -142,14 +178,13 @@ def _is_fixed(timeline: Timeline, waits: Waits) -> Mask:
 class _RunNumbers:
     """What the runs of all ranks have in common: writer, and call of a stage."""
 
-    def __init__(self, timeline: Timeline, graph: EventGraph) -> None:
-        runs, schedule = graph.runs, graph.schedule
-        number = {rank.rank: idx for idx, rank in enumerate(timeline.ranks)}
-        self._num_ranks = len(number)
-        self._rank = np.array([number[rank] for rank in schedule.rank.tolist()], np.int64)[runs.launch]
-        self._writer = writers_of(timeline, runs).group
-        self._stage = schedule.stage[runs.launch]
-        self._kinds = group_rows(len(runs), self._stage, schedule.sequence[runs.launch], self._writer)
+    def __init__(self, events: EventGraph, writers: Writers) -> None:
+        runs, program = events.runs, events.program
+        self._num_ranks = len(program.island)
+        self._rank = program.place_of_launch[runs.launch]
+        self._writer = writers.of_track[runs.track]
+        self._stage = program.stage_of_launch[runs.launch]
+        self._kinds = group_rows(len(runs), self._stage, program.sequence[runs.launch], self._writer)
         """Runs of one call and writer, on whatever rank."""
 
     def pieces(self, edge: Int64, run: Int64, ns: Int64, iteration: Int64) -> Pieces:
@@ -164,16 +199,16 @@ class _RunNumbers:
         run_there, iteration_there = run[of_iterations.first], iteration[of_iterations.first]
         writer = self._writer[run_there]
         ordinal = of_iterations.ordinals(self._rank[run_there], writer, iteration_there)
-        place, num_places = _number(ordinal, of_iterations.spread(writer))
+        place, first_place = _number(ordinal, of_iterations.spread(writer))
         kinds = self._of_stage(own_run)
         ordinal, kind = stretches.ordinals(self._rank[own_run], kinds.group), stretches.spread(kinds.group)
-        cell, num_cells = _number(ordinal, kind)
-        kind_of_cell = np.zeros(num_cells, np.int64)
+        cell, first_cell = _number(ordinal, kind)
+        kind_of_cell = np.zeros(first_cell[-1], np.int64)
         kind_of_cell[cell] = kind
         _, sequence, of_writer = kinds.columns
         rank = stretches.spread(self._rank[own_run])
         fits = ns.max(initial=0) <= np.iinfo(np.int32).max
-        in_cell = np.full((num_cells, self._num_ranks), _NONE, np.int32 if fits else np.int64)
+        in_cell = np.full((len(kind_of_cell), self._num_ranks), _NONE, np.int32 if fits else np.int64)
         in_cell[cell, rank] = ns
         return Pieces(
             np.searchsorted(rank, np.arange(self._num_ranks + 1)),
@@ -184,7 +219,7 @@ class _RunNumbers:
             in_cell,
             of_writer[kind_of_cell],
             np.unique(sequence[kind_of_cell], return_inverse=True)[1],
-            num_places,
+            first_place,
         )
 
     def _of_stage(self, run: Int64) -> Groups:
@@ -196,12 +231,13 @@ class _RunNumbers:
         return Groups(self._kinds.group[run] - first, columns)
 
 
-def _number(ordinal: Int64, kind: Int64) -> tuple[Int32, int]:
-    """([n] the same number for rows of one kind and ordinal, how many there are at most), by kind and ordinal."""
+def _number(ordinal: Int64, kind: Int64) -> tuple[Int32, Int64]:
+    """([n] the same number for rows of one kind and ordinal, by kind and ordinal; [num_kinds + 1] the first number of
+    each kind, and how many there are at most)"""
     most = np.zeros(int(kind.max(initial=-1)) + 1, np.int64)
     np.maximum.at(most, kind, ordinal + 1)
-    first = np.cumsum(most) - most
-    return (first[kind] + ordinal).astype(np.int32), int(most.sum())
+    first = np.append(0, np.cumsum(most))
+    return (first[kind] + ordinal).astype(np.int32), first
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.analysis.graph.events import EventGraph
 from tracekern.analysis.graph.iteration_ends import IterationEnds
 from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.moments import Moments
@@ -57,21 +56,21 @@ class Saving:
 
 
 class Replays:
-    """The run with changes: how much longer edges of the run graph take; -inf where nothing waits for one.
+    """The run with changes: how much longer edges take; -inf where nothing waits for one.
 
     Ranks that no kernel joins are a run of their own. What is saved is that of those who save most.
     """
 
-    def __init__(self, moments: Moments, graph: EventGraph, ends: IterationEnds, weight: Float64) -> None:
-        """weight: [num_edges] ns of edges where nothing changes."""
-        self._path, self._unchanged = moments.path, weight
-        island, shown = graph.island_of_launch, graph.schedule.order
-        last, self._wanted = moments.run_graph.end_of_launch[shown], np.empty(0, np.int64)
-        self._parts = []
-        for number in np.unique(island[shown]).tolist():
-            self._parts.append(_Part.of(ends, island[ends.launch] == number, int((island[shown] == number).sum())))
-            nodes = last[island[shown] == number], ends.node[island[ends.launch] == number]
-            self._wanted = np.concatenate([self._wanted, *nodes])
+    def __init__(self, moments: Moments, ends: IterationEnds, of_launches: Float64) -> None:
+        """of_launches: [num of the LaunchGraph's edges] ns where nothing changes."""
+        self._moments, self._of_launches = moments, of_launches
+        of_launch, shown = moments.program.island_of_launch, moments.schedule.order
+        last, self._wanted = moments.launches.ends(shown), np.empty(0, np.int64)
+        self._islands = []
+        for number in np.unique(of_launch[shown]).tolist():
+            is_last, is_end = of_launch[shown] == number, of_launch[ends.launch] == number
+            self._islands.append(_Island.of(ends, is_end, int(is_last.sum())))
+            self._wanted = np.concatenate([self._wanted, last[is_last], ends.node[is_end]])
         self._before = self._when([NOTHING])[0]
         self.makespan_ns = max(end for end, _ in self._before)
         """From the start of the first kernel to the end of the last, without what counts for nothing."""
@@ -80,28 +79,24 @@ class Replays:
     @property
     def is_parted(self) -> bool:
         """Whether there are ranks that no kernel joins."""
-        return len(self._parts) > 1
+        return len(self._islands) > 1
 
     def saved(self, changes: Iterable[Change]) -> list[Saving]:
         """Returns how much earlier all ends with each change. No edge becomes shorter than nothing."""
         rest, found = iter(changes), list[Saving]()
         while some := list(itertools.islice(rest, _AT_ONCE)):
             for after in self._when(some):
-                by_part = [_difference(*ends) for ends in zip(self._before, after, strict=True)]
-                found.append(max(by_part, key=lambda saving: saving.whole_ns))
+                by_island = [_difference(*ends) for ends in zip(self._before, after, strict=True)]
+                found.append(max(by_island, key=lambda saving: saving.whole_ns))
         return found
 
     def _when(self, changes: Sequence[Change]) -> list[list[_Ends]]:
-        """When each part of the run ends, with each change."""
-        times = self._path.replay(self._unchanged, [self._weights(change) for change in changes], self._wanted)
-        sizes = np.cumsum([part.num_nodes for part in self._parts])[:-1]
-        return [[part.when(own) for part, own in zip(self._parts, np.split(row, sizes), strict=True)] for row in times]
-
-    def _weights(self, change: Change) -> Change:
-        edge, ns = change
-        before = self._unchanged[edge]
-        at_least = np.where(ns > -np.inf, np.minimum(before, 0), -np.inf)
-        return Change(edge, np.maximum(before + ns, at_least))
+        """When each island ends, with each change."""
+        times = self._moments.replay(self._of_launches, changes, self._wanted)
+        sizes = np.cumsum([island.num_nodes for island in self._islands])[:-1]
+        return [
+            [island.when(own) for island, own in zip(self._islands, np.split(row, sizes), strict=True)] for row in times
+        ]
 
 
 _Ends = tuple[float, Float64]
@@ -109,26 +104,26 @@ _Ends = tuple[float, Float64]
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Ranks that kernels join: their nodes end the part, and then its iterations."""
+class _Island:
+    """Ranks that kernels join: nodes that end all they do, and then their iterations."""
 
     num_last: int
-    """So many nodes end the part; those that end iterations follow."""
+    """So many nodes end all; those that end iterations follow."""
     first: Int64
-    """[num of the part's iterations] place of its first node among those that end iterations."""
+    """[num of its iterations] place of the first node of each among those that end iterations."""
     number: Int64
-    """[num of the part's iterations]"""
+    """[num of its iterations]"""
     num_nodes: int
     num_iterations: int
     """How many the whole run has."""
 
     @classmethod
-    def of(cls, ends: IterationEnds, mine: Mask, num_last: int) -> _Part:
+    def of(cls, ends: IterationEnds, mine: Mask, num_last: int) -> _Island:
         number, first = np.unique(ends.iteration[mine], return_index=True)
         return cls(num_last, first, number, num_last + int(mine.sum()), len(ends))
 
     def when(self, times: Float64) -> _Ends:
-        """times: [num_nodes] of its nodes. An iteration that the part has no part in is over with the one before it."""
+        """times: [num_nodes] of its nodes. An iteration that they have no part in is over with the one before it."""
         last, of_iterations = times[: self.num_last], times[self.num_last :]
         by_iteration = np.zeros(self.num_iterations)
         if len(self.first):

@@ -67,9 +67,7 @@ def report(
     if output is not None:
         _write_page(findings, captures, output)
     if as_json:
-        told = {"file": str(output) if output else None, **{line.word: line.text for line in lines}}
-        tables = {**_paths(findings), **_tables(findings)}
-        print_json({**told, **_held_up(findings), "answer": _answer(findings.answer), **tables})
+        print_json({"file": str(output) if output else None, **as_data(findings, lines)})
         return
     _print_lines(lines)
     if not findings.damage:
@@ -82,6 +80,12 @@ def report(
         note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
     else:
         note(f"{output}: open it in a browser")
+
+
+def as_data(findings: Findings, lines: Sequence[Line]) -> dict[str, Any]:
+    """What `--json` prints. lines: headlines(findings)."""
+    told = {line.word: line.text for line in lines}
+    return {**told, **_held_up(findings), "answer": _answer(findings.answer), **_paths(findings), **_tables(findings)}
 
 
 def _check_page(output: Path | None, link_limit: float | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.graph.run_graph import EdgeKind
+from tracekern.analysis.graph.launch_graph import EdgeKind
 from tracekern.analysis.why.critical_path import IterationPath, PathKind, PathPart
 from tracekern.formatting import count, duration, escape, percent, sentence
 from tracekern.viewers.report.causes import HOST_OR_KERNEL, describe_phase

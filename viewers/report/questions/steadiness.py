@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracekern.analysis.findings import Findings
-from tracekern.analysis.questions.gantt import ChosenSpans, choose_iterations
-from tracekern.analysis.waits.distribution import Distribution, distribute
+from tracekern.analysis.questions.gantt import ChosenSpans, choose_spans
+from tracekern.analysis.waits.distribution import Distribution
 from tracekern.formatting import count, duration, escape, sentence
 from tracekern.timeline.model import EventType, Timeline, Track, TrackKind, unpack_field
 from tracekern.viewers.report.charts import shorten, steps, time_scale
@@ -18,8 +18,8 @@ _MAX_CURVES = 6
 
 
 def draw(findings: Findings) -> Answer:
-    distributions = distribute(findings.waits, [entry.phase for entry in findings.phases[:_MAX_CURVES] if entry.phase])
-    gantts = choose_iterations(findings.timeline, findings.iterations)
+    distributions = findings.distributions([entry.phase for entry in findings.phases[:_MAX_CURVES] if entry.phase])
+    gantts = _choose(findings)
     body: list[str | Figure | list[Gantt]] = []
     if len(findings.iterations) > 1:
         body.append(_durations(findings))
@@ -81,14 +81,20 @@ def _ecdf(distributions: Sequence[Distribution]) -> Figure:
     return steps(curves, "duration of a wait", "Empirical distribution of the waits, by phase")
 
 
+def _choose(findings: Findings) -> list[ChosenSpans]:
+    """Spans of the longest, the median and the shortest iteration; fewer where these are the same."""
+    iterations = findings.iterations
+    rows = dict.fromkeys(reversed(iterations.best_median_worst())) if len(iterations) else {}
+    return [choose_spans(findings.timeline_of_iteration(iterations.number[row]), iterations, row) for row in rows]
+
+
 def _gantts(findings: Findings, choices: Sequence[ChosenSpans]) -> list[Gantt]:
     names = {1: ("only",), 2: ("worst", "best"), 3: ("worst", "median", "best")}[len(choices)]
     return [_gantt(findings, choice, name) for choice, name in zip(choices, names, strict=True)]
 
 
 def _gantt(findings: Findings, choice: ChosenSpans, name: str) -> Gantt:
-    timeline, iterations = findings.timeline, findings.iterations
-    spans = timeline.spans.take(choice.spans)
+    timeline, iterations, spans = findings.timeline, findings.iterations, choice.spans
     row_of = {track: row for row, track in enumerate(choice.tracks)}
     events = sorted(set(spans.event.tolist()))
     kind_of = {event: kind for kind, event in enumerate(events)}
@@ -116,7 +122,7 @@ def _gantt(findings: Findings, choice: ChosenSpans, name: str) -> Gantt:
 
 def _details(timeline: Timeline, choice: ChosenSpans) -> list[str]:
     """The begin fields of each span, as text."""
-    spans = timeline.spans.take(choice.spans)
+    spans = choice.spans
     details = [""] * len(spans)
     for event in sorted(set(spans.event.tolist())):
         about: EventType = timeline.events[event]
