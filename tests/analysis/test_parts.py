@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ from simulator import Case, LateHost, MoreWork, Shape, SlowWork, simulate
 import tracekern
 from tests.paths import TRACES
 from tracekern.analysis.findings import Findings
+from tracekern.analysis.kept_parts import KeptParts, Workers
 from tracekern.analysis.part import Part, SumsOfParts
 from tracekern.analysis.parts import HeldParts
+from tracekern.analysis.scratch import scratch_of
 from tracekern.cli.commands.report import as_data
 from tracekern.timeline.facts.iterations import launch_iterations
-from tracekern.timeline.model import Mask, Timeline, TrackKind
-from tracekern.timeline.select import take_spans
+from tracekern.timeline.model import Int64, Timeline, TrackKind
+from tracekern.timeline.select import Window, take_spans
 from tracekern.timeline.windows import channels_of_kernels, find_cuts, parts_of
 from tracekern.viewers.report.headlines import headlines
 
@@ -46,9 +47,7 @@ def are_equal(one: Any, other: Any) -> bool:
 
 def assert_parts_add_up(timeline: Timeline, at_most: int) -> int:
     """Returns the number of windows. at_most: spans of one."""
-    size = np.bincount(timeline.spans.launch[timeline.spans.launch >= 0], minlength=len(timeline.launches))
-    cuts = find_cuts(timeline, channels_of_kernels(timeline))
-    windows = cuts.windows(size, at_most)
+    windows = find_cuts(timeline, channels_of_kernels(timeline)).windows(size_of_launches(timeline), at_most)
     parts = parts_of(timeline, windows)
     assert sum(len(part.spans) for part in parts) == len(timeline.spans)
     assert sum(len(part.flows) for part in parts) == len(timeline.flows)
@@ -56,20 +55,33 @@ def assert_parts_add_up(timeline: Timeline, at_most: int) -> int:
         sums = SumsOfParts(HeldParts([Part(part, window) for part in parts]))
         for name, whole in SumsOfParts(HeldParts([Part(timeline, window)])).items():
             assert are_equal(sums[name], whole), name
-    if not timeline.spans.is_open.any() and not timeline.tracks_of(TrackKind.ENGINE).any():
-        assert_reports_are_equal(timeline, cuts.between(launch_iterations(timeline).of_launch).windows(size, at_most))
     return len(windows)
 
 
-def assert_reports_are_equal(timeline: Timeline, windows: Sequence[Mask]) -> None:
-    lanes = take_spans(timeline, ~timeline.tracks_of(TrackKind.DEVICE)[timeline.spans.track])
+def assert_reports_are_equal(timeline: Timeline, at_most: int, window: Window | None = None) -> None:
+    """at_most: spans of a window."""
+    cuts = find_cuts(timeline, channels_of_kernels(timeline)).between(launch_iterations(timeline).of_launch)
+    windows = cuts.windows(size_of_launches(timeline), at_most)
     of_none = np.zeros(len(timeline.launches), bool)
-    for window in (None, middle_half(timeline)):
-        parts = zip(parts_of(timeline, windows), [of_none, *windows], strict=True)
-        in_windows = HeldParts([Part(part, window, launches) for part, launches in parts])
-        whole, found = Findings(timeline, None, window), Findings(lanes, None, window, in_windows)
-        for one, other in zip(*(as_data(each, headlines(each)).items() for each in (whole, found)), strict=True):
-            assert one == other
+    divided = zip(parts_of(timeline, windows), [of_none, *windows], strict=True)
+    parts = [Part(part, window, launches) for part, launches in divided]
+    lanes = take_spans(timeline, ~timeline.tracks_of(TrackKind.DEVICE)[timeline.spans.track])
+    whole = Findings(timeline, None, window)
+    told = as_data(whole, headlines(whole))
+    with tempfile.TemporaryDirectory() as folder, Workers(1) as workers:
+        scratch = scratch_of(Path(folder))
+        for table in (timeline.ranks, timeline.tracks, timeline.events, timeline.launches, timeline.problems):
+            scratch.share(table)
+        kept = KeptParts.make(scratch, workers, parts.__getitem__, len(parts))
+        found = Findings(lanes, None, window, kept)
+        for name, other in as_data(found, headlines(found)).items():
+            assert told[name] == other, name
+
+
+def size_of_launches(timeline: Timeline) -> Int64:
+    """[num_launches] spans"""
+    launch = timeline.spans.launch
+    return np.bincount(launch[launch >= 0], minlength=len(timeline.launches))
 
 
 def middle_half(timeline: Timeline) -> tuple[int, int]:
@@ -82,6 +94,13 @@ def test_parts_of_a_kept_capture_add_up(name: str):
     timeline = tracekern.load(TRACES / name)
     assert assert_parts_add_up(timeline, 1) >= WINDOWS.get(name, 0)
     assert_parts_add_up(timeline, len(timeline.spans) // 3)
+    if can_be_cut(timeline):
+        assert_reports_are_equal(timeline, len(timeline.spans) // 6)
+        assert_reports_are_equal(timeline, len(timeline.spans) // 2, middle_half(timeline))
+
+
+def can_be_cut(timeline: Timeline) -> bool:
+    return not (timeline.spans.is_open.any() or timeline.tracks_of(TrackKind.ENGINE).any())
 
 
 @given(st.data())
@@ -102,4 +121,6 @@ def test_parts_of_any_run_add_up(data: st.DataObject):
     )
     with tempfile.TemporaryDirectory() as directory:
         timeline = tracekern.load(simulate(case, data.draw(st.integers(0, 99)), Path(directory)).directory)
-    assert_parts_add_up(timeline, data.draw(st.integers(1, len(timeline.spans))))
+    at_most = data.draw(st.integers(1, len(timeline.spans)))
+    assert_parts_add_up(timeline, at_most)
+    assert_reports_are_equal(timeline, at_most, data.draw(st.sampled_from([None, middle_half(timeline)])))

@@ -130,6 +130,8 @@ class SumsOfParts(Mapping[str, Any]):
         self._parts, self._known = parts, dict[str, Any]()
 
     def __getitem__(self, name: str) -> Any:
+        if len(self._parts) > 1 and not self._known:  # each is looked at once for all questions
+            self._known = self._parts.map(ask_all).total()
         if name not in self._known:
             self._known[name] = self._parts.map(partial(ask, name=name)).total()
         return self._known[name]

@@ -28,6 +28,14 @@ class Parts(Sequence[Value]):
     def in_turn(self, task: Callable[[Value], Other]) -> Parts[Other]:
         """The same, one part after the other, of a task that carries something from each to the next."""
 
+    def handed_out(self) -> list[Any]:
+        """What a task is given of each part, by whatever process does it."""
+        return list(self)
+
+    def share(self, value: Other) -> Other:
+        """Returns a value, or another one that says the same, for many parts to hold."""
+        return value
+
     def total(self) -> Any:
         """Adds up what there is."""
         return functools.reduce(add, self)

@@ -68,9 +68,11 @@ class Arrivals:
         passed = over[wait] - timeline.spans.start[signal]
         return cls(wait, signal, sender, rank, near, phase[wait], passed, len(waits))
 
-    def count_last(self, latency: Float64) -> Counts:
-        """Of those that are expected to have ended a wait. latency: [num_waits] from the last arrival to its end."""
+    def expect(self, latency: Float64) -> None:
+        """The last one ended its wait. latency: [num_waits] from the last arrival to its end."""
         self.ended = self.passed <= latency[self.wait]
+
+    def count_last(self, latency: Float64) -> Counts:
         quarters = (latency[self.wait] * _QUARTER).astype(np.int64)
         return Counts.of([self.phase, self.near], quarters, self.ended)
 
@@ -95,7 +97,7 @@ class Arrivals:
         by_link = self._slow[_steadiest(total)[total.number_of(*self._links)]]
         is_by_link = np.zeros(self.num_waits, bool)
         is_by_link[self.wait[by_link]] = True
-        self.ended &= ~is_by_link[self.wait]
+        self.ended = self.ended & ~is_by_link[self.wait]
         self.ended[by_link] = True
         self.latency = np.where(self.ended, self.passed, self.latency)
 

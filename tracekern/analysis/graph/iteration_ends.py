@@ -72,7 +72,7 @@ def ends_of_iterations(timeline: Timeline, moments: Moments, iterations: Iterati
     schedule = moments.schedule
     is_start_up = np.zeros(len(schedule.rank), bool)
     is_start_up[: len(timeline.launches)] = launch_iterations(timeline).is_start_up
-    if len(iterations) == 1 and len(moments.graphs) == 1 and len(moments.graphs[0].events.runs):
+    if len(iterations) == 1 and moments.only_part >= 0:
         found = _repetitions(len(timeline.ranks), moments, schedule.order[~is_start_up[schedule.order]])
         if found:
             return found
@@ -106,9 +106,9 @@ def _add_set_up(of_launch: Int64, schedule: Schedule, set_up: Int64) -> None:
 def _repetitions(num_ranks: int, moments: Moments, launches: Int64) -> IterationEnds | None:
     """Returns for each run the first nodes at or after the phase's ends; for the last repetition the launches' ends.
 
-    moments: of a run of one part. launches: those that belong to a repetition.
+    moments: of a run whose spans are in one part. launches: those that belong to a repetition.
     """
-    part, schedule, num_outer = moments.graphs[0], moments.schedule, moments.launches.num_nodes
+    part, schedule, num_outer = moments.graphs[moments.only_part], moments.schedule, moments.launches.num_nodes
     graph, runs, activity = part.events, part.events.runs, part.events.activity
     run_of_piece = np.repeat(np.arange(len(runs)), runs.stop - runs.first)
     kinds = group_rows(len(activity), graph.phase, run_of_piece)

@@ -39,10 +39,10 @@ class Recorded:
     @classmethod
     def of(cls, timeline: Timeline, parts: Parts[Part]) -> Recorded:
         """timeline: of the whole run, with the lanes of launches and hosts at least."""
-        program = Program.of(timeline)
+        program = parts.share(Program.of(timeline))
         recorded = parts.map(partial(RecordedPart.of, program=program))
         times = recorded.map(attrgetter("launch_times")).total()
-        return cls(program, recorded, Schedule.of(timeline, program, times))
+        return cls(program, recorded, parts.share(Schedule.of(timeline, program, times)))
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Moments:
     """[num_parts] number of the first edge inside the launches of each."""
     times: Float64
     """[num_nodes of the LaunchGraph] ns from the start of the run; -inf for a moment that never came."""
+    only_part: int
+    """The part that has all spans of kernels; -1 where several have some."""
 
     __repr__ = brief
 
@@ -95,7 +97,7 @@ class Moments:
         return Place(part, int(self.graphs[part].run_graph.node_of(np.int64(node))))
 
     def replay(self, of_launches: Float64, changes: Sequence[Change], wanted: Int64) -> Float64:
-        """Returns [num_changes, num_wanted] times of nodes: of the LaunchGraph, or behind these of a run's only part.
+        """Returns [num_changes, num_wanted] times of nodes: of the LaunchGraph, or behind these of the only part.
 
         of_launches: [num of the LaunchGraph's edges] ns. changes: see PartGraph.replay().
         """
@@ -111,8 +113,11 @@ class Moments:
             ]
             outer = graph.run_graph.outer[~graph.run_graph.is_carried]
             nodes = graph.run_graph.node_of(outer)
-            found = graph.replay(of_launches, times, own, np.append(nodes, inside))
-            times[:, outer], result[:, ~of_launch] = np.split(found, [len(outer)], axis=1)
+            wanted_inside = inside if number == self.only_part else inside[:0]
+            found = graph.replay(of_launches, times, own, np.append(nodes, wanted_inside))
+            times[:, outer] = found[:, : len(outer)]
+            if number == self.only_part:
+                result[:, ~of_launch] = found[:, len(outer) :]
         result[:, of_launch] = times[:, wanted[of_launch]]
         return result
 
@@ -139,22 +144,22 @@ def find_moments(timeline: Timeline, recorded: Recorded) -> Moments | str:
     schedule = recorded.schedule
     if not len(schedule.order):
         return "no kernel is on record"
-    launches = build_launch_graph(timeline, schedule)
+    launches = recorded.parts.share(build_launch_graph(timeline, schedule))
     times = finish(recorded.parts.map(RecordedPart.time_waits), timeline)
     graphs = recorded.parts.map(partial(PartGraph.of, schedule=schedule, launches=launches), times)
     del times  # much of what it holds is in the graphs
     part_of_launch = np.zeros(recorded.program.num_launches, np.int64)
-    sizes = []
+    sizes, with_spans = [], []
     for number, (part, graph) in enumerate(zip(recorded.parts, graphs, strict=True)):
         if graph.path.is_cyclic:
             return "by the ranks' clocks, signals were waited for before they were sent"
         part_of_launch[part.is_own] = number
         sizes.append(graph.run_graph.num_inside)
+        with_spans += [number] if len(graph.events.runs) else []
     timed, carried = _time(graphs, launches)
-    first_edge = len(launches.weight) + np.cumsum([0, *sizes[:-1]])
-    return Moments(
-        recorded.program, schedule, launches, graphs, timed, part_of_launch, first_edge.astype(np.int64), carried
-    )
+    only_part = with_spans[0] if len(with_spans) == 1 else -1
+    first_edge = (len(launches.weight) + np.cumsum([0, *sizes[:-1]])).astype(np.int64)
+    return Moments(recorded.program, schedule, launches, graphs, timed, part_of_launch, first_edge, carried, only_part)
 
 
 def _time(graphs: Parts[PartGraph], launches: LaunchGraph) -> tuple[Parts[Timed], Float64]:

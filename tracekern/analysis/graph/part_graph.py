@@ -99,5 +99,6 @@ class PartGraph:
     def _weights(self, of_launches: Float64) -> Float64:
         """[num_edges] ns; of carried ones anything."""
         graph = self.run_graph
-        graph.weight[graph.num_inside : graph.num_own] = of_launches[graph.edges_of_launches]
-        return graph.weight
+        weight = graph.weight if graph.weight.flags.writeable else graph.weight.copy()  # as it is in a file
+        weight[graph.num_inside : graph.num_own] = of_launches[graph.edges_of_launches]
+        return weight

@@ -79,7 +79,7 @@ class WaitTimes:
 
     def learn_polls(self, total: Counts) -> WaitTimes:
         self.polled = total.at_least(0.25)[total.number_of(self.phase)]
-        self.was_held_up |= self._was_no_poll & (self.lasted >= _PART * self.flag)
+        self.was_held_up = self.was_held_up | (self._was_no_poll & (self.lasted >= _PART * self.flag))
         return self
 
     def count_flags(self) -> Counts:
@@ -88,12 +88,13 @@ class WaitTimes:
     def learn_flags(self, total: Counts, timeline: Timeline) -> WaitTimes:
         """How long a message took that nothing waited for is not on record: its drain, and what flags usually take."""
         usual = _usual_flags(timeline, total)[total.number_of(self.phase, self.peer, self.rank)]
-        self.was_held_up |= self._was_no_poll & (self.flag <= _AS_USUAL * usual)
+        self.was_held_up = self.was_held_up | (self._was_no_poll & (self.flag <= _AS_USUAL * usual))
         polled = np.minimum(np.nan_to_num(self.polled), self.lasted)
         self.latency = np.where(self.was_held_up, self.passed, np.minimum(self.drain + usual, self.passed)).astype(
             float
         )
         self.least = np.where(self.was_held_up, polled, self.lasted).astype(float)
+        self.arrivals.expect(self.latency)
         return self
 
     def count_last(self) -> Counts:

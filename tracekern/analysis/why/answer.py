@@ -152,7 +152,7 @@ def explain(
     if isinstance(moments, str) or note:
         return no_cost(moments if isinstance(moments, str) else note)
     launches = moments.launches
-    ends = ends_of_iterations(timeline, moments, iterations)
+    ends = moments.graphs.share(ends_of_iterations(timeline, moments, iterations))
     counted, own_hosts = launches.counted, None
     if launches.asks.is_complete:
         own_hosts = Replays(moments, ends, launches.asks.weight(counted))

@@ -180,7 +180,7 @@ class PeerTable:
     def __init__(self, timeline: Timeline, moments: Moments, ends: IterationEnds) -> None:
         program = moments.program
         self._shape = len(timeline.ranks), max(len(ends), 1)
-        self.writers = Writers.of(timeline, moments)
+        self.writers = moments.graphs.share(Writers.of(timeline, moments))
         self._has_rank = np.repeat(program.has_rank, program.num_names, axis=0)
         make = partial(_PartPieces.of, writers=self.writers, ends=ends, has_rank=self._has_rank)
         self._parts: Parts[_PartPieces] = moments.graphs.map(make, moments.first_edges)
@@ -205,7 +205,7 @@ class PeerTable:
 
         Returns also [num_ranks, num_writers, num_iterations] of each warp; None where there is one, or too many.
         """
-        pace = self._excess.pace
+        pace = self._excess.pace.copy()  # what is found is taken out of it
         return (pace, None) if pace.ndim == 2 else (pace.sum(axis=1), pace)
 
     def amount_ns(self) -> Float64:
