@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.timeline.join.flows import epochs_of_ends, values_of
+from tracekern.timeline.join.calls import epochs_of_ends
+from tracekern.timeline.join.flows import values_of
 from tracekern.timeline.model import OPEN_END, Channel, ChannelKind, EventClass, Int64, Timeline
 from tracekern.timeline.table import Table
 

@@ -7,17 +7,17 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekern.formatting import count as how_many
-from tracekern.formatting import duration
 from tracekern.timeline.columns import order_by
+from tracekern.timeline.join.calls import CallKeys, append_digit, epochs_of_ends
 from tracekern.timeline.join.immediates import join_immediates
 from tracekern.timeline.join.members import number_members
+from tracekern.timeline.join.misfits import Backwards, ChannelMisfits, Lacking, Misfits, Repeated
 from tracekern.timeline.model import (
     OPEN_END,
     Channel,
@@ -26,6 +26,7 @@ from tracekern.timeline.model import (
     EventType,
     Flows,
     Int64,
+    Mask,
     Problem,
     Timeline,
     clocks_of_ranks,
@@ -33,11 +34,7 @@ from tracekern.timeline.model import (
 )
 
 _PEER, _VALUE, _WANTED = "peer", "value", "wanted"
-
-_ASTRAY = (
-    "; {} of those would have one in a launch of another epoch or number: "
-    "where the key tells calls apart, give all launches one epoch, launch(..., epoch=1)"
-)
+_ENDS = EventClass.SIGNAL, EventClass.WAIT
 
 
 def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[Flows, tuple[Problem, ...]]:
@@ -47,24 +44,54 @@ def join_flows(timeline: Timeline, every_barrier_signal: bool = False) -> tuple[
     `value` reaches the wait's `wanted`; none where the channel's initial value does. `barrier`: the last signal of the
     key to arrive, or all of them. Waits that never closed have no edge, nor have those of warps for each other.
     """
-    channels = {event.channel for event in timeline.events if event.channel and event.channel.kind.has_pairs}
+    flows, misfits = join_part(timeline, {}, every_barrier_signal)
+    return flows, misfits.problems(timeline, find_astray(timeline, misfits.lacking))
+
+
+def join_part(
+    timeline: Timeline, calls: Mapping[Channel, CallKeys], every_barrier_signal: bool = False
+) -> tuple[Flows, Misfits]:
+    """The edges of a part of a run, sorted by wait, and what did not fit there.
+
+    calls: what tells calls apart in the whole run, by channel; without, what does in this part.
+    """
     found: list[tuple[Int64, Int64]] = []
-    problems: list[Problem] = []
-    for channel in sorted(channels, key=lambda one: (one.name, one.kind.value, one.key)):
-        ends = _Ends.of(timeline, channel)
+    misfits: dict[Channel, ChannelMisfits] = {}
+    for channel in paired_channels(timeline):
+        ends = _Ends.of(timeline, channel, calls.get(channel))
         signal, wait = ends.join(timeline, every_barrier_signal)
         if channel.kind.has_levels:
             signal, wait = _possible(timeline, signal, wait)
         found.append((signal, wait))
-        problems += _unmatched(timeline, ends, wait)
-        problems += ends.duplicates(timeline)
-        problems += _backwards(timeline, channel, signal, wait)
-    write, wait, unmatched = join_immediates(timeline)
+        unmatched, lacking = _unmatched(timeline, ends, wait)
+        misfits[channel] = ChannelMisfits(
+            unmatched, lacking, ends.repeated(timeline), _backwards(timeline, ends, signal, wait)
+        )
+    write, wait, problems = join_immediates(timeline)
     found.append((write, wait))
-    problems += unmatched
     signal, wait = (np.concatenate(column) for column in zip(*found, strict=True))
     order = order_by(wait, signal)
-    return Flows(signal[order], wait[order]), tuple(problems)
+    return Flows(signal[order], wait[order]), Misfits(misfits, problems)
+
+
+def find_astray(timeline: Timeline, lacking: Mapping[Channel, Lacking]) -> dict[Channel, Mask]:
+    """[n] for each channel, whether a part has signals of these keys, of whatever call."""
+    return {channel: _is_signalled(timeline, channel, waits.key) for channel, waits in lacking.items()}
+
+
+def paired_channels(timeline: Timeline) -> list[Channel]:
+    """The channels whose signals and waits are joined by fields, in the order in which they are."""
+    channels = {event.channel for event in timeline.events if event.channel and event.channel.kind.has_pairs}
+    return sorted(channels, key=lambda one: (one.name, one.kind.value, one.key, one.initial, one.tail))
+
+
+def calls_of(timeline: Timeline) -> dict[Channel, CallKeys]:
+    """What tells calls apart, by channel, for all parts of a run. Adds up over its ranks."""
+    found = {}
+    for channel in paired_channels(timeline):
+        sides = _Fields.of(timeline, channel).collect(timeline)
+        found[channel] = CallKeys.of(timeline, *(sides[kind].row for kind in _ENDS))
+    return found
 
 
 def sent_signals(timeline: Timeline, waits: Int64) -> Int64:
@@ -109,30 +136,70 @@ class _Side:
 
 
 @dataclass(frozen=True)
-class _Ends:
+class _Fields:
+    """Which events are the ends of a channel, and what tells them apart."""
+
     channel: Channel
+    types: dict[EventClass, list[tuple[int, EventType]]]
+    has_peer: dict[EventClass, bool]
+
+    @classmethod
+    def of(cls, timeline: Timeline, channel: Channel) -> _Fields:
+        numbered = [(idx, event) for idx, event in enumerate(timeline.events) if event.channel == channel]
+        types = {kind: [(idx, event) for idx, event in numbered if event.event_class is kind] for kind in _ENDS}
+        has_peer = {kind: bool(own) and all(_names_peer(event) for _, event in own) for kind, own in types.items()}
+        return cls(channel, types, has_peer)
+
+    def collect(self, timeline: Timeline) -> dict[EventClass, _Side]:
+        """Both sides, in the order of the spans. Waits that want what is there before any signal are none."""
+        sides = {kind: _collect(timeline, kind, self.types[kind]) for kind in _ENDS}
+        if self.channel.kind.has_levels:
+            sides[EventClass.WAIT] = sides[EventClass.WAIT].beyond(self.channel.initial)
+        return sides
+
+    def columns(self, timeline: Timeline, kind: EventClass, rows: Int64) -> list[Int64]:
+        """[n] each: ranks, communicator and key fields of spans of one side. Those that meet have equal ones."""
+        local = not any(self.has_peer.values())
+        own = timeline.track_ranks()[timeline.spans.track[rows]].astype(np.int64)
+        peer = values_of(timeline, rows, _PEER) if self.has_peer[kind] else own
+        source, destination = (own, peer) if kind is EventClass.SIGNAL else (peer, own)
+        columns = [source] * (self.has_peer[EventClass.WAIT] or local)
+        columns += [destination] * (self.has_peer[EventClass.SIGNAL] or local)
+        columns += [number_members(timeline)[timeline.spans.launch[rows]]]
+        return columns + [values_of(timeline, rows, name) for name in self.channel.key if name != _PEER]
+
+
+@dataclass(frozen=True)
+class _Ends:
+    fields: _Fields
+    calls: CallKeys
     signals: _Side
     waits: _Side
     signal_key: Int64
     wait_key: Int64
     """[n] numbers of 0 and more, equal where the ends can meet; ascending."""
 
+    @property
+    def channel(self) -> Channel:
+        return self.fields.channel
+
     @classmethod
-    def of(cls, timeline: Timeline, channel: Channel, of_any_epoch: bool = False) -> _Ends:
-        numbered = [(idx, event) for idx, event in enumerate(timeline.events) if event.channel == channel]
-        types = {
-            kind: [(idx, event) for idx, event in numbered if event.event_class is kind]
-            for kind in (EventClass.SIGNAL, EventClass.WAIT)
-        }
-        sides = {kind: _collect(timeline, kind, types[kind]) for kind in types}
-        if channel.kind.has_levels:
-            sides[EventClass.WAIT] = sides[EventClass.WAIT].beyond(channel.initial)
-        keys = _number_keys(timeline, channel, types, sides, of_any_epoch)
+    def of(cls, timeline: Timeline, channel: Channel, calls: CallKeys | None = None) -> _Ends:
+        fields = _Fields.of(timeline, channel)
+        sides = fields.collect(timeline)
+        calls = calls or CallKeys.of(timeline, *(sides[kind].row for kind in _ENDS))
+        keys = _number_keys(timeline, fields, sides, calls)
         for kind, side in sides.items():
             order = order_by(keys[kind], timeline.spans.start[side.row])
             sides[kind], keys[kind] = _Side(side.row[order], side.level[order], side.closed[order]), keys[kind][order]
         signals, waits = sides[EventClass.SIGNAL], sides[EventClass.WAIT]
-        return cls(channel, signals, waits, keys[EventClass.SIGNAL], keys[EventClass.WAIT])
+        return cls(fields, calls, signals, waits, keys[EventClass.SIGNAL], keys[EventClass.WAIT])
+
+    def key_of(self, timeline: Timeline, kind: EventClass, row: int) -> tuple[int, ...]:
+        """The key of one end, in the whole run: its order is that of `signal_key` and `wait_key`."""
+        rows, none = np.array([row], np.int64), np.empty(0, np.int64)
+        columns = [epochs_of_ends(timeline, rows, none, self.calls), *self.fields.columns(timeline, kind, rows)]
+        return tuple(int(column[0]) for column in columns)
 
     def join(self, timeline: Timeline, every_barrier_signal: bool) -> tuple[Int64, Int64]:
         """(signal, wait) rows of all edges."""
@@ -175,30 +242,31 @@ class _Ends:
         first = np.searchsorted(self.signal_key, self.wait_key, "left")
         return first, np.searchsorted(self.signal_key, self.wait_key, "right") - first
 
-    def duplicates(self, timeline: Timeline) -> list[Problem]:
-        """One warning where keys of `data` were sent again, for which no track waited as often."""
+    def repeated(self, timeline: Timeline) -> Repeated | None:
+        """Keys of `data` that were sent again, for which no track waited as often."""
         _, count = self._candidates()
         if self.channel.kind is not ChannelKind.DATA or not (count > 1).any():
-            return []
+            return None
         in_turn, _ = self._takes_in_turn(self._keys_of_tracks(timeline), count)
         again = np.unique(self.wait_key[(count > 1) & ~in_turn])
         if not len(again) or lossy_launches(timeline).any():
-            return []
+            return None
         row = self.signals.row[np.searchsorted(self.signal_key, again[:1])]
         event = timeline.events[int(timeline.spans.event[row[0]])]
         key = [(name, field_values(event, name, timeline.spans, row)) for name in self.channel.key]
         named = " ".join(f"{name} {values[0]}" for name, values in key if values is not None) or "the only one"
         track = int(timeline.spans.track[row[0]])
-        rank = timeline.tracks[track].rank
-        text = (
-            f"channel {self.channel.name}: {how_many(len(again), 'key')} signalled more than once, such as {named} by "
-            f"rank {rank}; waits are joined to the first signal"
+        return Repeated(
+            len(again),
+            self.key_of(timeline, EventClass.SIGNAL, int(row[0])),
+            named,
+            timeline.tracks[track].rank,
+            track,
         )
-        return [Problem("warning", "duplicate_signal", rank, track, text, len(again))]
 
     def _keys_of_tracks(self, timeline: Timeline) -> Int64:
         """[num_waits] numbers that are equal for waits of one track for one key"""
-        return _append_digit(self.wait_key, timeline.spans.track[self.waits.row].astype(np.int64))
+        return append_digit(self.wait_key, timeline.spans.track[self.waits.row].astype(np.int64))
 
     def _takes_in_turn(self, of_track: Int64, count: Int64) -> tuple[npt.NDArray[np.bool_], Int64]:
         """([num_waits] whether its track waits for the key as often as that was sent, [num_waits] ordinal there)"""
@@ -235,54 +303,23 @@ def _collect(timeline: Timeline, kind: EventClass, types: Sequence[tuple[int, Ev
 
 
 def _number_keys(
-    timeline: Timeline,
-    channel: Channel,
-    types: dict[EventClass, list[tuple[int, EventType]]],
-    sides: dict[EventClass, _Side],
-    of_any_epoch: bool,
+    timeline: Timeline, fields: _Fields, sides: dict[EventClass, _Side], calls: CallKeys
 ) -> dict[EventClass, Int64]:
-    """A number for each distinct (ranks, communicator, key fields, epoch), the same on both sides; of any epoch without
-    the last."""
-    has_peer = {kind: bool(events) and all(_names_peer(event) for _, event in events) for kind, events in types.items()}
-    local = not any(has_peer.values())
-    use_source = has_peer[EventClass.WAIT] or local
-    use_destination = has_peer[EventClass.SIGNAL] or local
-    columns: dict[EventClass, list[Int64]] = {}
-    members = number_members(timeline)
-    for kind, side in sides.items():
-        own = timeline.track_ranks()[timeline.spans.track[side.row]].astype(np.int64)
-        peer = values_of(timeline, side.row, _PEER) if has_peer[kind] else own
-        source, destination = (own, peer) if kind is EventClass.SIGNAL else (peer, own)
-        columns[kind] = [source] * use_source + [destination] * use_destination
-        columns[kind] += [members[timeline.spans.launch[side.row]]]
-        columns[kind] += [values_of(timeline, side.row, name) for name in channel.key if name != _PEER]
-    num_signals = len(sides[EventClass.SIGNAL].row)
-    packed = epochs_of_ends(timeline, sides[EventClass.SIGNAL].row, sides[EventClass.WAIT].row)
-    if of_any_epoch:
-        packed = np.zeros_like(packed)
-    for signal_column, wait_column in zip(columns[EventClass.SIGNAL], columns[EventClass.WAIT], strict=True):
-        packed = _append_digit(packed, np.concatenate([signal_column, wait_column]))
-    if channel.kind.has_levels:  # which take the other half of the bits
+    """A number for each distinct (call, ranks, communicator, key fields), the same on both sides."""
+    signal, wait = (sides[kind].row for kind in _ENDS)
+    columns = [fields.columns(timeline, kind, sides[kind].row) for kind in _ENDS]
+    packed = epochs_of_ends(timeline, signal, wait, calls)
+    for pair in zip(*columns, strict=True):
+        packed = append_digit(packed, np.concatenate(pair))
+    if fields.channel.kind.has_levels:  # which take the other half of the bits
         packed = np.unique(packed, return_inverse=True)[1]
-    return {EventClass.SIGNAL: packed[:num_signals], EventClass.WAIT: packed[num_signals:]}
+    return {EventClass.SIGNAL: packed[: len(signal)], EventClass.WAIT: packed[len(signal) :]}
 
 
 def _names_peer(event: EventType) -> bool:
     """At its begin or, where it takes what comes first, at its end. A barrier waits for all, whomever its end names."""
     meets_all = event.channel is not None and event.channel.kind is ChannelKind.BARRIER
     return event.has(_PEER) or (not meets_all and any(field.name == _PEER for field in event.end_fields))
-
-
-def _append_digit(packed: Int64, digit: Int64) -> Int64:
-    """A number that tells (packed, digit) apart, kept small enough for the next digit."""
-    digit = digit - digit.min(initial=0)
-    base = int(digit.max(initial=0)) + 1
-    if int(packed.max(initial=0)) >= (1 << 62) // base:
-        packed = np.unique(packed, return_inverse=True)[1].astype(np.int64)
-        if int(packed.max(initial=0)) >= (1 << 62) // base:
-            digit = np.unique(digit, return_inverse=True)[1].astype(np.int64)
-            base = int(digit.max(initial=0)) + 1
-    return packed * base + digit
 
 
 def values_of(timeline: Timeline, rows: Int64, field: str) -> Int64:
@@ -300,48 +337,20 @@ def values_of(timeline: Timeline, rows: Int64, field: str) -> Int64:
     return values
 
 
-def epochs_of_ends(timeline: Timeline, signal: Int64, wait: Int64) -> Int64:
-    """[n] number of the epoch of the launch of each span, signals first.
-
-    Launches that know no epochs are told apart by their sequence number, and those of a graph, named `graph/launch` and
-    counted anew, from all others, where both ends of the channel are in that graph.
-    """
-    signal_launch, wait_launch = timeline.spans.launch[signal], timeline.spans.launch[wait]
-    of_launch = np.concatenate([signal_launch, wait_launch])
-    epochs = np.array([launch.epoch for launch in timeline.launches], np.int64)
-    if not epochs[of_launch].any():
-        epochs = np.array([launch.sequence for launch in timeline.launches], np.int64)
-        names = [launch.name.rpartition("/")[0] for launch in timeline.launches]
-        graph = np.unique(np.array(names, str), return_inverse=True)[1]
-        is_whole = np.isin(graph, np.intersect1d(graph[signal_launch], graph[wait_launch]))
-        epochs = _append_digit(np.unique(epochs, return_inverse=True)[1], np.where(is_whole, graph + 1, 0))
-    number: Int64 = np.unique(epochs, return_inverse=True)[1].astype(np.int64)[of_launch]
-    return number
-
-
-def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> list[Problem]:
+def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> tuple[dict[int, int], Lacking | None]:
+    """(rank -> closed waits without an edge, those of which no call's signals were looked at but their own's)"""
     is_matched = np.zeros(len(timeline.spans), np.bool_)
     is_matched[matched] = True
-    rows = ends.waits.row[ends.waits.closed]
-    rows = rows[~is_matched[rows]]
-    of_rank = timeline.track_ranks()[timeline.spans.track[rows]]
+    is_left = ends.waits.closed & ~is_matched[ends.waits.row]
+    rows = ends.waits.row[is_left]
+    of_rank = timeline.track_ranks()[timeline.spans.track[rows]].astype(np.int64)
     ranks, counts = np.unique(of_rank, return_counts=True)
-    is_astray = _has_signal_of_other_epoch(timeline, ends, rows)
-    astray = [int((is_astray & (of_rank == rank)).sum()) for rank in ranks]
-    # A flight recorder may have kept the wait and overwritten the signal.
-    expected = any(launch.records_overwritten for launch in timeline.launches)
-    return [
-        Problem(
-            "note" if expected else "warning",
-            "unmatched_wait",
-            rank,
-            -1,
-            f"rank {rank}: no signal on record of {how_many(number, 'wait')} on channel {ends.channel.name}"
-            + (_ASTRAY.format(f"{other:,}") if other else ""),
-            number,
-        )
-        for rank, number, other in zip(ranks.tolist(), counts.tolist(), astray, strict=True)
-    ]
+    unmatched = dict(zip(ranks.tolist(), counts.tolist(), strict=True))
+    if lossy_launches(timeline).any():  # any signal of an earlier call would do
+        return unmatched, None
+    has_own = np.isin(ends.wait_key[is_left], ends.signal_key)
+    columns = ends.fields.columns(timeline, EventClass.WAIT, rows[~has_own])
+    return unmatched, Lacking(np.array(columns), of_rank[~has_own], np.ones(len(columns[0]), np.int64))
 
 
 def lossy_launches(timeline: Timeline) -> npt.NDArray[np.bool_]:
@@ -349,14 +358,14 @@ def lossy_launches(timeline: Timeline) -> npt.NDArray[np.bool_]:
     return np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
 
 
-def _has_signal_of_other_epoch(timeline: Timeline, ends: _Ends, rows: Int64) -> npt.NDArray[np.bool_]:
-    """[n] whether a wait without a signal would have one, did the launches' epochs not differ. Not asked where records
-    are gone: any signal of an earlier call would do."""
-    if not len(rows) or lossy_launches(timeline).any():
-        return np.zeros(len(rows), np.bool_)
-    of_any = _Ends.of(timeline, ends.channel, of_any_epoch=True)
-    has_own = ends.waits.row[np.isin(ends.wait_key, ends.signal_key)]
-    return np.isin(rows, of_any.waits.row[np.isin(of_any.wait_key, of_any.signal_key)]) & ~np.isin(rows, has_own)
+def _is_signalled(timeline: Timeline, channel: Channel, wanted: Int64) -> Mask:
+    """[n] whether any signal has this key. wanted: [num_columns, n], as Lacking.key."""
+    fields = _Fields.of(timeline, channel)
+    signals = fields.collect(timeline)[EventClass.SIGNAL].row
+    packed = np.zeros(len(signals) + wanted.shape[1], np.int64)
+    for column, key in zip(fields.columns(timeline, EventClass.SIGNAL, signals), wanted, strict=True):
+        packed = append_digit(packed, np.concatenate([column, key]))
+    return np.isin(packed[len(signals) :], packed[: len(signals)])
 
 
 def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, Int64]:
@@ -387,19 +396,13 @@ def _lead(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, npt.ND
     return early, slack
 
 
-def _backwards(timeline: Timeline, channel: Channel, signal: Int64, wait: Int64) -> list[Problem]:
-    """Waits that ended before their signal began, by more than the clocks of both ranks leave open."""
+def _backwards(timeline: Timeline, ends: _Ends, signal: Int64, wait: Int64) -> Backwards | None:
     early, slack = _lead(timeline, signal, wait)
     wrong = np.flatnonzero(early > slack)
     if not len(wrong):
-        return []
+        return None
     worst = wrong[np.argmax(early[wrong])]
     track = int(timeline.spans.track[wait[worst]])
     source, destination = (timeline.tracks[idx].rank for idx in (timeline.spans.track[signal[worst]], track))
-    text = (
-        f"channel {channel.name}: {how_many(len(wrong), 'wait')} over before the signal began; worst by "
-        f"{duration(int(early[worst]))}, from rank {source} to {destination}, clocks allow {duration(slack[worst])}"
-    )
-    if channel.kind.has_levels:
-        text += "; do `value` and `wanted` count from the same 0?"
-    return [Problem("error", "backwards_flow", destination, track, text, len(wrong))]
+    key = ends.key_of(timeline, EventClass.WAIT, int(wait[worst]))
+    return Backwards(len(wrong), int(early[worst]), key, float(slack[worst]), source, destination, track)
