@@ -47,20 +47,22 @@ _ROUNDING_NS = 1.0
 """Both ends of a flow are whole ns."""
 
 
-def tighten_clocks(timeline: Timeline) -> tuple[tuple[Rank, ...], tuple[Problem, ...]]:
+def tighten_clocks(timeline: Timeline, proven: Proven | None = None) -> tuple[tuple[Rank, ...], tuple[Problem, ...]]:
     """The ranks with `hard_ns` as flows and round trips together prove it, and what contradicts.
 
-    timeline: in ns, with its flows. A fit that lies outside what the flows prove is a warning, and the bound reaches to
-    the far end of what they leave. Flows that cannot all be true within the bounds of the clocks tighten nothing, and
-    are an error; bounds grow until the flows of every window are.
+    timeline: in ns. proven: by the flows of all its parts; without, by its own. A fit that lies outside what the flows
+    prove is a warning, and the bound reaches to the far end of what they leave. Flows that cannot all be true within
+    the bounds of the clocks tighten nothing, and are an error; bounds grow until the flows of every window are.
     """
     readers = _readers(timeline)
     reference = [place for place, rank in enumerate(readers) if rank.clock and rank.clock.method == "reference"]
-    flows = _Proofs.of(timeline)
-    if not timeline.aligned or len(reference) != 1 or not len(flows.bound):
+    if not timeline.aligned or len(reference) != 1 or len(readers) == 1:
         return timeline.ranks, ()
-    graph = _Graph.of(timeline, readers, reference[0])
-    of_windows = graph.at_most(flows)
+    proven = proven or Proven.of(timeline, last_event_ns(timeline))
+    if not proven.num_flows:
+        return timeline.ranks, ()
+    graph = _Graph.of(timeline, readers, reference[0], proven)
+    of_windows = graph.at_most(proven)
     carried = graph.carried(of_windows)
     at_most = graph.with_round_trips(carried)
     for via in (graph.reference, *np.delete(np.arange(graph.num_clocks), graph.reference).tolist()):
@@ -117,6 +119,54 @@ class _Proofs:
 
 
 @dataclass(frozen=True)
+class Proven:
+    """What flows prove of the clocks in each window of time. Adds up over the parts of a run."""
+
+    window_bits: int
+    """A window is this power of two, ns."""
+    num_flows: int
+    at_most: Float64
+    """[num_windows, num_clocks, num_clocks] least upper bounds of d column minus d row at the middle of the window."""
+    occupied: Bools
+    """[num_clocks, num_windows] whether a rank of the clock has a device event in the window."""
+
+    @classmethod
+    def of(cls, timeline: Timeline, last_ns: int) -> Proven:
+        """last_ns: last_event_ns() of the whole run."""
+        readers = _readers(timeline)
+        bits, num_clocks = _MIN_WINDOW_BITS, len(readers)
+        while (last_ns >> bits) + 1 > max(_MAX_BOUNDS // num_clocks**2, 1):
+            bits += 1
+        occupied = np.zeros((num_clocks, (last_ns >> bits) + 1), np.bool_)
+        row = _places(timeline)[timeline.track_ranks()] * occupied.shape[1]
+        for track, time in _device_events(timeline):
+            occupied.reshape(-1)[row[track] + (time >> bits)] = True
+        flows = _Proofs.of(timeline)
+        at_most = np.full((occupied.shape[1], num_clocks, num_clocks), np.inf)
+        rate = np.array([rank.clock.rate_error if rank.clock else 0.0 for rank in readers])
+        window = flows.ended >> bits
+        center = _center(window, bits)
+        bound = flows.bound + rate[flows.destination] * np.abs(flows.ended - center)
+        bound += rate[flows.source] * np.abs(flows.signalled - center)
+        place = (window * num_clocks + flows.source) * num_clocks + flows.destination
+        np.minimum.at(at_most.reshape(-1), place, bound)
+        return cls(bits, len(flows.bound), at_most, occupied)
+
+    def __add__(self, other: Proven) -> Proven:
+        return Proven(
+            self.window_bits,
+            self.num_flows + other.num_flows,
+            np.minimum(self.at_most, other.at_most),
+            self.occupied | other.occupied,
+        )
+
+
+def _center(window: Int64, bits: int) -> Float64:
+    """[n] ns"""
+    return np.asarray(window + 0.5, np.float64) * float(1 << bits)
+
+
+@dataclass(frozen=True)
 class _Graph:
     """Windows of time in which a rank has events: k of them, in each a node for every clock."""
 
@@ -134,8 +184,6 @@ class _Graph:
     """A window is this power of two, ns."""
     occupied: Bools
     """[num_clocks, k] whether a rank of the clock has events in the window."""
-    knot: Int64
-    """[num_windows] number of the window among those with events."""
     center: Float64
     """[k] ns"""
 
@@ -148,13 +196,12 @@ class _Graph:
         return 1 << (self.window_bits - 1)
 
     @classmethod
-    def of(cls, timeline: Timeline, readers: list[Rank], reference: int) -> _Graph:
+    def of(cls, timeline: Timeline, readers: list[Rank], reference: int, proven: Proven) -> _Graph:
         clocks = [rank.clock for rank in readers if rank.clock]
         tick = _ticks_ns(timeline)
         prior = np.array([clock.hard_ns for clock in clocks]) - tick - tick[reference]
         prior[reference] = 0.0
-        bits, occupied = _occupied(timeline)
-        seen = occupied.any(axis=0)
+        seen = proven.occupied.any(axis=0)
         return cls(
             readers=readers,
             reference=reference,
@@ -162,21 +209,14 @@ class _Graph:
             rate=np.array([clock.rate_error for clock in clocks]),
             is_steady=np.array([not clock.doubt_ns for clock in clocks]),
             tick=tick,
-            window_bits=bits,
-            occupied=occupied[:, seen],
-            knot=np.cumsum(seen) - 1,
-            center=np.asarray(np.flatnonzero(seen) + 0.5, np.float64) * float(1 << bits),
+            window_bits=proven.window_bits,
+            occupied=proven.occupied[:, seen],
+            center=_center(np.flatnonzero(seen), proven.window_bits),
         )
 
-    def at_most(self, flows: _Proofs) -> Float64:
+    def at_most(self, proven: Proven) -> Float64:
         """[k, n, n] what flows of a window prove: least upper bounds of d column minus d row at its middle."""
-        at_most = np.full((len(self.center), self.num_clocks, self.num_clocks), np.inf)
-        knot = self.knot[flows.ended >> self.window_bits]
-        center = self.center[knot]
-        bound = flows.bound + self.rate[flows.destination] * np.abs(flows.ended - center)
-        bound += self.rate[flows.source] * np.abs(flows.signalled - center)
-        place = (knot * self.num_clocks + flows.source) * self.num_clocks + flows.destination
-        np.minimum.at(at_most.reshape(-1), place, bound)
+        at_most = proven.at_most[proven.occupied.any(axis=0)]
         at_most[:, range(self.num_clocks), range(self.num_clocks)] = 0.0
         return at_most
 
@@ -355,17 +395,9 @@ def _names_its_signal(timeline: Timeline) -> Bools:
     return np.array(names, bool)
 
 
-def _occupied(timeline: Timeline) -> tuple[int, Bools]:
-    """(window_bits, [num_clocks, num_windows] whether a rank of the clock has a device event in the window)."""
-    last = max(int(time.max(initial=0)) for _, time in _device_events(timeline))
-    bits, num_clocks = _MIN_WINDOW_BITS, len(_readers(timeline))
-    while (last >> bits) + 1 > max(_MAX_BOUNDS // num_clocks**2, 1):
-        bits += 1
-    occupied = np.zeros((num_clocks, (last >> bits) + 1), np.bool_)
-    row = _places(timeline)[timeline.track_ranks()] * occupied.shape[1]
-    for track, time in _device_events(timeline):
-        occupied.reshape(-1)[row[track] + (time >> bits)] = True
-    return bits, occupied
+def last_event_ns(timeline: Timeline) -> int:
+    """The last time at which something began or ended on the device."""
+    return max(int(time.max(initial=0)) for _, time in _device_events(timeline))
 
 
 def _device_events(timeline: Timeline) -> Iterator[tuple[Int32, Int64]]:

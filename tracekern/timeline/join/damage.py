@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,9 +17,37 @@ _SLACK_NS = 60 * 10**9
 """The wall clock that says how long a capture lasted may have been set meanwhile; so the double is allowed, too."""
 
 
-def damaged_times(timeline: Timeline) -> tuple[Problem, ...]:
-    """The problem of times that cannot be: no figure is built on them. timeline: in ns."""
-    for numbers, text in _contradictions(timeline):
+@dataclass(frozen=True)
+class TrackTimes:
+    """[num_tracks] the first and the last recorded time of each track. Adds up over the parts of a run."""
+
+    first: Int64
+    """Larger than the last where there is none."""
+    last: Int64
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> TrackTimes:
+        limits, spans, marks = np.iinfo(np.int64), timeline.spans, timeline.marks
+        first, last = (np.full(len(timeline.tracks), limit) for limit in (limits.max, limits.min))
+        for track, start, end in (
+            (spans.track, spans.start, np.maximum(spans.start, spans.end)),
+            (marks.track, marks.time, marks.time),
+        ):
+            np.minimum.at(first, track, start)
+            np.maximum.at(last, track, end)
+        return cls(first, last)
+
+    def __add__(self, other: TrackTimes) -> TrackTimes:
+        return TrackTimes(np.minimum(self.first, other.first), np.maximum(self.last, other.last))
+
+
+def damaged_times(timeline: Timeline, times: TrackTimes | None = None) -> tuple[Problem, ...]:
+    """The problem of times that cannot be: no figure is built on them.
+
+    timeline: in ns. times: of all its parts; without, its own.
+    """
+    times = times or TrackTimes.of(timeline)
+    for numbers, text in _contradictions(timeline, times.first, times.last):
         advice = f"record again, or leave {ranks(numbers)} out"
         return (Problem("error", "damaged_times", numbers[-1], -1, f"the times are damaged: {text}; {advice}"),)
     return ()
@@ -29,10 +58,9 @@ def damage_of(timeline: Timeline) -> str:
     return next((problem.text for problem in timeline.problems if problem.kind == "damaged_times"), "")
 
 
-def _contradictions(timeline: Timeline) -> Iterator[tuple[list[int], str]]:
+def _contradictions(timeline: Timeline, first: Int64, last: Int64) -> Iterator[tuple[list[int], str]]:
     """Yields the ranks and what is wrong with their times."""
     lasted_ns = {rank.rank: lasted for rank in timeline.ranks if (lasted := _lasted_ns(rank)) is not None}
-    first, last = _first_and_last(timeline)
     of_rank, of_host = timeline.track_ranks(), timeline.tracks_of(TrackKind.HOST)
     for number, lasted in lasted_ns.items():
         for of_kind in (~of_host, of_host):
@@ -58,19 +86,6 @@ def _lasted_ns(rank: Rank) -> int | None:
     """From the opening of a rank's capture to its packing; None where that is not known."""
     opened, packed = opened_ns(rank.metadata), rank.metadata.get("packed_ns")
     return packed - opened if opened is not None and isinstance(packed, int) and packed >= opened else None
-
-
-def _first_and_last(timeline: Timeline) -> tuple[Int64, Int64]:
-    """[num_tracks] the first and the last recorded time of each track; the first is larger where there is none."""
-    limits, spans, marks = np.iinfo(np.int64), timeline.spans, timeline.marks
-    first, last = (np.full(len(timeline.tracks), limit) for limit in (limits.max, limits.min))
-    for track, start, end in (
-        (spans.track, spans.start, np.maximum(spans.start, spans.end)),
-        (marks.track, marks.time, marks.time),
-    ):
-        np.minimum.at(first, track, start)
-        np.maximum.at(last, track, end)
-    return first, last
 
 
 def _apart_ns(first: Int64, last: Int64, of_tracks: Mask) -> int:

@@ -20,11 +20,17 @@ def name_world_ranks(pieces: Sequence[Timeline]) -> list[Timeline]:
 
     These get as many bits as the largest rank needs.
     """
+    bits = bits_of_ranks(pieces)
+    return [name_ranks_of(piece, bits) for piece in pieces]
+
+
+def bits_of_ranks(pieces: Sequence[Timeline]) -> int:
+    """What the largest rank needs; 0 where all kernels named the world's ranks."""
     if not any(launch.members for piece in pieces for launch in piece.launches):
-        return list(pieces)
+        return 0
     bits = max(rank.rank for piece in pieces for rank in piece.ranks).bit_length()
     largest = max(max(launch.members.ranks) for piece in pieces for launch in piece.launches if launch.members)
-    return [_named(piece, max(bits, largest.bit_length())) for piece in pieces]
+    return max(bits, largest.bit_length())
 
 
 def number_members(timeline: Timeline) -> Int64:
@@ -41,21 +47,29 @@ def ranks_beyond(timeline: Timeline, here: Set[int]) -> list[Set[int]]:
     return [*(known[launch.members] if launch.members else of_all for launch in timeline.launches), of_all]
 
 
-def met_outside(timeline: Timeline) -> dict[int, str]:
+def exchanging_launches(timeline: Timeline) -> Mask:
+    """[num_launches] whether a kernel exchanged messages with other ranks. Adds up over the parts of a run, by |."""
+    events = timeline.events
+    across = {event.channel for event in events if event.channel and _names_peer(event)}
+    meets = np.array([*(_names_peer(event) or event.channel in across for event in events), False], bool)
+    found = np.zeros(len(timeline.launches) + 1, bool)
+    found[timeline.spans.launch[meets[timeline.spans.event]]] = True
+    return found[:-1]
+
+
+def met_outside(timeline: Timeline, exchanging: Mask | None = None) -> dict[int, str]:
     """Ranks outside the group that captured alone whose messages its kernels may have waited for, and one such kernel.
 
-    Empty for a capture of all ranks. Kernels without messages to other ranks wait for none.
+    Empty for a capture of all ranks. Kernels without messages to other ranks wait for none. exchanging: what
+    exchanging_launches() finds in all parts of a run; without, in this one.
     """
     about = next((rank.metadata for rank in timeline.ranks if rank.metadata.get("ranks")), None)
     if about is None:
         return {}
     outside: dict[int, str] = {}
     beyond = ranks_beyond(timeline, set(ranks_of(about)))
-    events = timeline.events
-    across = {event.channel for event in events if event.channel and _names_peer(event)}
-    meets = np.array([*(_names_peer(event) or event.channel in across for event in events), False], bool)
-    launches = np.unique(timeline.spans.launch[meets[timeline.spans.event]])
-    for launch in launches[launches >= 0].tolist():
+    launches = exchanging_launches(timeline) if exchanging is None else exchanging
+    for launch in np.flatnonzero(launches).tolist():
         outside |= dict.fromkeys(beyond[launch] - outside.keys(), timeline.launches[launch].name)
     return outside
 
@@ -66,14 +80,17 @@ def lacks_ranks(timeline: Timeline) -> bool:
     return max(told, default=0) > len(timeline.ranks) or bool(met_outside(timeline))
 
 
-def group_problems(timeline: Timeline) -> list[Problem]:
-    """Says that a group captured alone, and whether its kernels may have waited for ranks outside."""
+def group_problems(timeline: Timeline, exchanging: Mask | None = None) -> list[Problem]:
+    """Says that a group captured alone, and whether its kernels may have waited for ranks outside.
+
+    exchanging: as for met_outside().
+    """
     about = timeline.ranks[0].metadata
     members, num_ranks, first = ranks_of(about), about["num_ranks"], timeline.ranks[0].rank
     if len(members) == num_ranks:
         return []
     text = f"the capture is of {name_ranks(members)} of {num_ranks} alone"
-    if not (outside := met_outside(timeline)):
+    if not (outside := met_outside(timeline, exchanging)):
         return [Problem("note", "group", first, -1, text)]
     others, are = sorted(outside), "is" if len(outside) == 1 else "are"
     text += f"; {name_ranks(others)}, with which {outside[others[0]]} exchanges messages, {are} not in it"
@@ -84,7 +101,10 @@ def _names_peer(event: EventType) -> bool:
     return any(field.name in _RANK_FIELDS for field in (*event.begin_fields, *event.end_fields))
 
 
-def _named(piece: Timeline, bits: int) -> Timeline:
+def name_ranks_of(piece: Timeline, bits: int) -> Timeline:
+    """A rank's Timeline, or a part of it, with ranks of the world. bits: bits_of_ranks()."""
+    if not bits:
+        return piece
     ranks_of = _RanksOf(piece)
     spans, marks, events = piece.spans, piece.marks, list(piece.events)
     begin, end, payload = spans.begin_payload.copy(), spans.end_payload.copy(), marks.payload.copy()
