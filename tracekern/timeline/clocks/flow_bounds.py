@@ -54,14 +54,13 @@ def tighten_clocks(timeline: Timeline, proven: Proven | None = None) -> tuple[tu
     prove is a warning, and the bound reaches to the far end of what they leave. Flows that cannot all be true within
     the bounds of the clocks tighten nothing, and are an error; bounds grow until the flows of every window are.
     """
-    readers = _readers(timeline)
-    reference = [place for place, rank in enumerate(readers) if rank.clock and rank.clock.method == "reference"]
-    if not timeline.aligned or len(reference) != 1 or len(readers) == 1:
+    reference = _reference_of(timeline)
+    if reference is None:
         return timeline.ranks, ()
     proven = proven or Proven.of(timeline, last_event_ns(timeline))
     if not proven.num_flows:
         return timeline.ranks, ()
-    graph = _Graph.of(timeline, readers, reference[0], proven)
+    graph = _Graph.of(timeline, _readers(timeline), reference, proven)
     of_windows = graph.at_most(proven)
     carried = graph.carried(of_windows)
     at_most = graph.with_round_trips(carried)
@@ -82,6 +81,18 @@ def tighten_clocks(timeline: Timeline, proven: Proven | None = None) -> tuple[tu
         bound = graph.hard_ns(place, upper, lower)
         ranks.append(_tightened(rank, bound, is_outside=found[place] is not None, is_checked=bool(checked[place])))
     return tuple(ranks), tuple(problem for problem in found if problem)
+
+
+def can_tighten(timeline: Timeline) -> bool:
+    """Whether flows may say something of its clocks: there are several, on one axis."""
+    return _reference_of(timeline) is not None
+
+
+def _reference_of(timeline: Timeline) -> int | None:
+    """Place in _Graph.readers; None where nothing can be tightened."""
+    readers = _readers(timeline)
+    found = [place for place, rank in enumerate(readers) if rank.clock and rank.clock.method == "reference"]
+    return found[0] if timeline.aligned and len(found) == 1 and len(readers) > 1 else None
 
 
 @dataclass(frozen=True)

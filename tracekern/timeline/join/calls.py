@@ -22,7 +22,9 @@ class CallKeys:
     @classmethod
     def of(cls, timeline: Timeline, signal: Int64, wait: Int64) -> CallKeys:
         """signal, wait: [n] spans."""
-        launches = [np.unique(timeline.spans.launch[rows]).tolist() for rows in (signal, wait)]
+        launches = [
+            (np.flatnonzero(np.bincount(timeline.spans.launch[rows] + 1)) - 1).tolist() for rows in (signal, wait)
+        ]
         if any(timeline.launches[idx].epoch for of_side in launches for idx in of_side):
             return cls(has_epochs=True)
         graphs = (frozenset(_graph_of(timeline.launches[idx].name) for idx in of_side) for of_side in launches)

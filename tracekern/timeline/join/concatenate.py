@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracekern.dump.format import MAX_NS
 from tracekern.errors import BadInput
+from tracekern.timeline.clocks.axis import Times, first_and_last
 from tracekern.timeline.model import (
     OPEN_END,
     EventClass,
     EventType,
+    Int32,
     Launch,
     Marks,
     Problem,
@@ -21,7 +24,50 @@ from tracekern.timeline.model import (
     Spans,
     Timeline,
     Track,
+    UInt64,
 )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tables of one piece are in those of all."""
+
+    event: Int32
+    """[num_events] number of each of its events, those of its lanes behind."""
+    label: UInt64
+    """[num_host_names]"""
+    first_track: int
+    first_launch: int
+    origin_ns: int
+
+    def spans(self, piece: Timeline) -> dict[str, Any]:
+        """[n] columns of spans of the piece, numbered as in the whole; None for zeros."""
+        spans = piece.spans
+        is_host = piece.events_of(EventClass.HOST)[spans.event]
+        payload = spans.begin_payload
+        if is_host.any():
+            payload = payload.copy()
+            payload[is_host] = self.label[payload[is_host]]
+        return {
+            "track": spans.track + np.int32(self.first_track),
+            "event": self.event[spans.event],
+            "launch": np.where(spans.launch < 0, np.int32(-1), spans.launch + np.int32(self.first_launch)),
+            "start": spans.start - self.origin_ns,
+            "end": np.where(spans.is_open, OPEN_END, spans.end - self.origin_ns),
+            "begin_payload": payload,
+            "end_payload": spans.end_payload if any(event.end_fields for event in piece.events) else None,
+        }
+
+    def marks(self, piece: Timeline) -> dict[str, Any]:
+        """[n] columns of marks of the piece."""
+        marks = piece.marks
+        return {
+            "track": marks.track + np.int32(self.first_track),
+            "event": self.event[marks.event],
+            "launch": marks.launch + np.int32(self.first_launch),
+            "time": marks.time - self.origin_ns,
+            "payload": marks.payload,
+        }
 
 
 def concatenate(pieces: list[Timeline]) -> Timeline:
@@ -29,52 +75,49 @@ def concatenate(pieces: list[Timeline]) -> Timeline:
 
     Raises BadInput where its times are so far apart that their differences could not be told.
     """
+    times = [first_and_last(piece.spans, piece.marks) for piece in pieces]
+    tables, places = join_tables(pieces, find_origin(pieces, times))
+    spans = Filling(Spans(), sum(len(piece.spans) for piece in pieces))
+    marks = Filling(Marks(), sum(len(piece.marks) for piece in pieces))
+    for place in places:
+        piece = pieces.pop(0)  # what is copied is not needed any more
+        spans.add(place.spans(piece))
+        marks.add(place.marks(piece))
+    return tables.replace(spans=Spans(**spans.columns), marks=Marks(**marks.columns))
+
+
+def join_tables(pieces: Sequence[Timeline], origin: int) -> tuple[Timeline, list[Place]]:
+    """(all ranks in one Timeline without spans and marks, the place of each piece in it)"""
     events: dict[EventType, int] = {}
     names: dict[str, int] = {}
     tracks, launches, ranks, problems = list[Track](), list[Launch](), list[Rank](), list[Problem]()
-    titles, aligned, origin = dict[str, None](), all(piece.aligned for piece in pieces), _first_of(pieces)
-    spans, marks = (_Filling(kind, sum(map(len, rows))) for kind, rows in _rows_of(pieces))
-    while pieces:  # what is copied is not needed any more
-        piece = pieces.pop(0)
+    titles, places = dict[str, None](), list[Place]()
+    for piece in pieces:
         number = np.array([events.setdefault(event, len(events)) for event in piece.events] or [0], np.int32)
         label = np.array([names.setdefault(name, len(names)) for name in piece.host_names] or [0], np.uint64)
-        spans.add(_renumbered(piece, number, label, len(tracks), len(launches), origin))
-        marks.add(
-            {
-                "track": piece.marks.track + np.int32(len(tracks)),
-                "event": number[piece.marks.event],
-                "launch": piece.marks.launch + np.int32(len(launches)),
-                "time": piece.marks.time - origin,
-                "payload": piece.marks.payload,
-            }
-        )
+        places.append(Place(number, label, len(tracks), len(launches), origin))
         moved = (dataclasses.replace(p, track=p.track + len(tracks) if p.track >= 0 else -1) for p in piece.problems)
         problems += list(moved)
         tracks += piece.tracks
         launches += piece.launches
         ranks += piece.ranks
         titles |= {piece.title: None} if piece.title else {}
-    return Timeline(
+    tables = Timeline(
         unit="ns",
         ranks=tuple(ranks),
         tracks=tuple(tracks),
         events=tuple(events),
         launches=tuple(launches),
-        spans=Spans(**spans.columns),
-        marks=Marks(**marks.columns),
         host_names=tuple(names),
         problems=tuple(problems),
         origin_ns=origin,
         title="; ".join(titles),
-        aligned=aligned,
+        aligned=all(piece.aligned for piece in pieces),
     )
+    return tables, places
 
 
-def _rows_of(pieces: list[Timeline]) -> tuple[tuple[Spans | Marks, list[Any]], ...]:
-    return (Spans(), [piece.spans for piece in pieces]), (Marks(), [piece.marks for piece in pieces])
-
-
-class _Filling:
+class Filling:
     """Columns that are filled part by part. End payloads that no event has take no memory."""
 
     def __init__(self, like: Spans | Marks, count: int) -> None:
@@ -93,14 +136,12 @@ class _Filling:
         self._filled = rows.stop
 
 
-def _first_of(pieces: list[Timeline]) -> int:
-    """The time of the first event."""
-    seen = []
-    for piece in pieces:
-        columns = [column for column in (piece.spans.start, piece.spans.end, piece.marks.time) if len(column)]
-        if columns:
-            first = min(int(column.min()) for column in (piece.spans.start, piece.marks.time) if len(column))
-            seen.append((first, max(int(column.max()) for column in columns), piece.ranks[0].rank))
+def find_origin(pieces: Sequence[Timeline], times: Sequence[Times | None]) -> int:
+    """The time of the first event. times: of each piece, ns.
+
+    Raises BadInput where that of the last is so far from it that the difference could not be told.
+    """
+    seen = [(*known, piece.ranks[0].rank) for piece, known in zip(pieces, times, strict=True) if known]
     if not seen:
         return 0
     (origin, _, early), (_, last, late) = min(seen), max(seen, key=lambda entry: entry[1])
@@ -110,29 +151,3 @@ def _first_of(pieces: list[Timeline]) -> int:
             "between them; a dump or a profile is damaged: record again, or leave that rank out"
         )
     return origin
-
-
-def _renumbered(
-    piece: Timeline,
-    number: npt.NDArray[np.int32],
-    label: npt.NDArray[np.uint64],
-    num_tracks: int,
-    num_launches: int,
-    origin: int,
-) -> dict[str, Any]:
-    """The columns of its spans."""
-    spans = piece.spans
-    is_host = piece.events_of(EventClass.HOST)[spans.event]
-    payload = spans.begin_payload
-    if is_host.any():
-        payload = payload.copy()
-        payload[is_host] = label[payload[is_host]]
-    return {
-        "track": spans.track + np.int32(num_tracks),
-        "event": number[spans.event],
-        "launch": np.where(spans.launch < 0, np.int32(-1), spans.launch + np.int32(num_launches)),
-        "start": spans.start - origin,
-        "end": np.where(spans.is_open, OPEN_END, spans.end - origin),
-        "begin_payload": payload,
-        "end_payload": spans.end_payload if any(event.end_fields for event in piece.events) else None,
-    }
