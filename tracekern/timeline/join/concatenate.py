@@ -51,7 +51,7 @@ class Place:
         return {
             "track": spans.track + np.int32(self.first_track),
             "event": self.event[spans.event],
-            "launch": np.where(spans.launch < 0, np.int32(-1), spans.launch + np.int32(self.first_launch)),
+            "launch": self._launch(spans.launch),
             "start": spans.start - self.origin_ns,
             "end": np.where(spans.is_open, OPEN_END, spans.end - self.origin_ns),
             "begin_payload": payload,
@@ -64,10 +64,14 @@ class Place:
         return {
             "track": marks.track + np.int32(self.first_track),
             "event": self.event[marks.event],
-            "launch": marks.launch + np.int32(self.first_launch),
+            "launch": self._launch(marks.launch),
             "time": marks.time - self.origin_ns,
             "payload": marks.payload,
         }
+
+    def _launch(self, launch: Int32) -> Int32:
+        moved: Int32 = np.where(launch < 0, np.int32(-1), launch + np.int32(self.first_launch))
+        return moved
 
 
 def concatenate(pieces: list[Timeline]) -> Timeline:
@@ -76,17 +80,22 @@ def concatenate(pieces: list[Timeline]) -> Timeline:
     Raises BadInput where its times are so far apart that their differences could not be told.
     """
     times = [first_and_last(piece.spans, piece.marks) for piece in pieces]
-    tables, places = join_tables(pieces, find_origin(pieces, times))
+    return concatenate_at(find_origin(pieces, times), pieces)[0]
+
+
+def concatenate_at(origin: int, pieces: list[Timeline]) -> tuple[Timeline, list[Place]]:
+    """(all ranks in one Timeline, rebased to that time; the place of each in it). Empties `pieces`."""
+    tables, places = _join_tables(pieces, origin)
     spans = Filling(Spans(), sum(len(piece.spans) for piece in pieces))
     marks = Filling(Marks(), sum(len(piece.marks) for piece in pieces))
     for place in places:
         piece = pieces.pop(0)  # what is copied is not needed any more
         spans.add(place.spans(piece))
         marks.add(place.marks(piece))
-    return tables.replace(spans=Spans(**spans.columns), marks=Marks(**marks.columns))
+    return tables.replace(spans=Spans(**spans.columns), marks=Marks(**marks.columns)), places
 
 
-def join_tables(pieces: Sequence[Timeline], origin: int) -> tuple[Timeline, list[Place]]:
+def _join_tables(pieces: Sequence[Timeline], origin: int) -> tuple[Timeline, list[Place]]:
     """(all ranks in one Timeline without spans and marks, the place of each piece in it)"""
     events: dict[EventType, int] = {}
     names: dict[str, int] = {}
