@@ -133,6 +133,17 @@ class Dump:
         about = {"clock": self.metadata["clock"] | fmt.HOST_CLOCK, "clock_samples": Part(0, 0).as_json()}
         return replace(self, launches=launches, metadata=self.metadata | about)
 
+    def without_launches(self) -> Dump:
+        """Returns a dump of what is not of launches, in memory of its own; its file is not needed any more."""
+        samples, ranges_of_host = self.clock_samples(), self.host_spans()
+        payload = np.frombuffer(samples.tobytes() + ranges_of_host.tobytes(), np.uint8)
+        about = {
+            "launches": [],
+            "clock_samples": Part(0, len(samples)).as_json(),
+            "host_spans": Part(samples.nbytes, len(ranges_of_host)).as_json(),
+        }
+        return replace(self, metadata=self.metadata | about, launches=(), payload=payload, headers=payload[:0])
+
     def clock_samples(self) -> npt.NDArray[Any]:
         """[n] CLOCK_SAMPLE."""
         return self._part("clock_samples", fmt.CLOCK_SAMPLE)

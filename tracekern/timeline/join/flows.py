@@ -348,7 +348,8 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> tuple[dict[in
     unmatched = dict(zip(ranks.tolist(), counts.tolist(), strict=True))
     if lossy_launches(timeline).any():  # any signal of an earlier call would do
         return unmatched, None
-    has_own = np.isin(ends.wait_key[is_left], ends.signal_key)
+    wanted = ends.wait_key[is_left]
+    has_own = np.append(ends.signal_key, -1)[np.searchsorted(ends.signal_key, wanted)] == wanted
     columns = ends.fields.columns(timeline, EventClass.WAIT, rows[~has_own])
     return unmatched, Lacking(np.array(columns), of_rank[~has_own], np.ones(len(columns[0]), np.int64))
 
@@ -365,7 +366,8 @@ def _is_signalled(timeline: Timeline, channel: Channel, wanted: Int64) -> Mask:
     packed = np.zeros(len(signals) + wanted.shape[1], np.int64)
     for column, key in zip(fields.columns(timeline, EventClass.SIGNAL, signals), wanted, strict=True):
         packed = append_digit(packed, np.concatenate([column, key]))
-    return np.isin(packed[len(signals) :], packed[: len(signals)])
+    found: Mask = np.isin(packed[len(signals) :], packed[: len(signals)])
+    return found
 
 
 def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, Int64]:

@@ -1,0 +1,163 @@
+"""A capture that does not fit into memory, as windows of whole calls: what load() returns, part by part."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tracekern.dump.reader import Dump, read_dump
+from tracekern.errors import BadInput
+from tracekern.timeline.checks import finish, join_and_check
+from tracekern.timeline.clocks.axis import device_times, first_and_last, fit_ranks, join_times, times_to_ns, to_ns
+from tracekern.timeline.clocks.flow_bounds import last_event_ns
+from tracekern.timeline.decode.decoder import decode
+from tracekern.timeline.join.concatenate import concatenate_at, find_origin
+from tracekern.timeline.join.engine_peers import name_peers
+from tracekern.timeline.join.flows import find_astray
+from tracekern.timeline.join.host_lanes import HostLane, add_lanes, read_lanes
+from tracekern.timeline.join.members import bits_of_ranks, name_world_ranks
+from tracekern.timeline.join.nodes import name_nodes
+from tracekern.timeline.load import PathLike, add_context, check_run, find_dumps, join_samples, note_attempts
+from tracekern.timeline.model import Flows, Mask, Problem, Timeline
+from tracekern.timeline.row_files import RowFile
+from tracekern.timeline.run_rows import RunRows
+from tracekern.timeline.spool import RankSpool
+from tracekern.timeline.windows import find_cuts, parts_of
+
+
+@dataclass(frozen=True)
+class WindowedRun:
+    """A capture on disk. Its parts are those that parts_of() makes of what load() returns."""
+
+    skeleton: Timeline
+    """All tables, and of spans and marks those of lanes of streams, hosts and engines, with the flows between these."""
+    windows: list[Mask]
+    """[num_launches] of each."""
+    why_whole: str
+    """Why all launches are one window, however few spans were asked for; "" where there are cuts."""
+    _rows: RunRows
+    _flows: list[RowFile]
+    _folder: Path
+
+    def part(self, number: int) -> Timeline:
+        """0: what belongs to no launch, such as lanes of hosts and engines. From 1 on: the windows, in order."""
+        if number == 0:
+            return parts_of(self.skeleton, ())[0]
+        rows, flows = self._rows.window(self.windows[number - 1]), self._flows[number - 1]
+        return self.skeleton.replace(spans=rows.spans, marks=rows.marks, flows=Flows(**flows.read()))
+
+    def close(self) -> None:
+        """Removes its files. Windows cannot be read any more."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def load_windows(
+    paths: PathLike | Iterable[PathLike],
+    scratch: Path,
+    at_most: int,
+    *,
+    unaligned: bool = False,
+    strict: bool = False,
+    partial: bool = False,
+    host: Iterable[tuple[int, PathLike]] = (),
+) -> WindowedRun:
+    """Reads a capture as load() does, with no more in memory than its lanes and one rank or one window.
+
+    Args:
+        paths: As of load(), like all that is not named here.
+        scratch: A folder with room for about 25 bytes a span.
+        at_most: Spans of a window, where there are cuts enough.
+
+    Raises:
+        BadInput: As of load(); or `scratch` has no room.
+    """
+    dumps = sorted((read_dump(path).without_launches() for path in find_dumps(paths)), key=lambda dump: dump.rank)
+    beside = [*check_run(dumps, partial), *note_attempts(dumps)]
+    lanes, outside = read_lanes(dumps, host)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="windows_", dir=scratch))
+    except OSError as error:
+        raise BadInput(f"{scratch}: cannot be written ({error}); name another scratch folder") from None
+    try:
+        rows, last_ns = _spool(dumps, lanes, [*beside, *outside], folder, unaligned)
+        return _join(rows, last_ns, folder, at_most, strict)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _spool(
+    dumps: Sequence[Dump],
+    lanes: Mapping[int, Sequence[HostLane]],
+    problems: Sequence[Problem],
+    folder: Path,
+    unaligned: bool,
+) -> tuple[RunRows, int]:
+    """(all rows, without flows; last_event_ns() of them)"""
+    spools, pieces = list[RankSpool](), list[Timeline]()
+    for dump in dumps:
+        spool, piece = RankSpool.write(decode(read_dump(dump.path)), folder)
+        spools.append(spool)
+        pieces.append(piece)
+    bits = bits_of_ranks(pieces)
+    pieces = name_nodes(name_world_ranks(pieces))
+    ticks = {
+        piece.ranks[0].rank: times
+        for spool, piece in zip(spools, pieces, strict=True)
+        if (times := join_times([spool.ticks, device_times(piece)]))
+    }
+    found = fit_ranks(pieces, ticks, join_samples(dumps), unaligned)
+    fits = [found[piece.ranks[0].rank] for piece in pieces]
+    pieces = [to_ns(piece, fit, not unaligned) for piece, fit in zip(pieces, fits, strict=True)]
+    pieces = [add_lanes(piece, lanes[piece.ranks[0].rank]) for piece in pieces]
+    spooled = [times_to_ns(fit, spool.ticks) for spool, fit in zip(spools, fits, strict=True)]
+    kept = [first_and_last(piece.spans, piece.marks) for piece in pieces]
+    origin = find_origin(pieces, [join_times(pair) for pair in zip(spooled, kept, strict=True)])
+    timeline, places = concatenate_at(origin, pieces)
+    timeline = add_context(name_peers(timeline), problems)
+    last_ns = max([last_event_ns(timeline), *(own[1] - origin for own in spooled if own)])
+    return RunRows(timeline, spools, places, bits), last_ns
+
+
+def _join(rows: RunRows, last_ns: int, folder: Path, at_most: int, strict: bool) -> WindowedRun:
+    if why := rows.why_whole():
+        return _join_whole(rows, why, folder, strict)
+    cuts, calls, flows = find_cuts(rows.lanes, rows.channels), rows.calls, list[RowFile]()
+    windows = cuts.windows(rows.num_spans, at_most)
+    lanes, checks = join_and_check(rows.lanes, calls, last_ns)
+    for number, window in enumerate(windows, start=1):
+        part, found = join_and_check(rows.window(window), calls, last_ns)
+        flows.append(_write_flows(folder, number, part.flows))
+        checks += found
+    is_astray = {}
+    if lacking := checks.misfits.lacking:
+        is_astray = find_astray(rows.lanes, lacking)
+        for window in windows:
+            for channel, found_here in find_astray(rows.window(window), lacking).items():
+                is_astray[channel] = is_astray[channel] | found_here
+    skeleton = finish(lanes, checks, is_astray, strict)
+    if len(cuts.ahead) == 1 and rows.num_spans.sum() > at_most:
+        why = "at no time have all launches ahead ended on every rank while no message, barrier or epoch goes on"
+    return WindowedRun(skeleton, windows, why, rows, flows, folder)
+
+
+def _join_whole(rows: RunRows, why: str, folder: Path, strict: bool) -> WindowedRun:
+    """All launches as one window, where flows lead from it to what belongs to no launch."""
+    whole, checks = join_and_check(rows.whole(), {})
+    is_astray = find_astray(whole, checks.misfits.lacking)
+    windows = [np.ones(len(whole.launches), bool)]
+    apart, window = parts_of(whole, windows)
+    row = np.flatnonzero(rows.lanes.spans.launch < 0)
+    lanes = rows.lanes.replace(flows=Flows(row[apart.flows.signal], row[apart.flows.wait]))
+    skeleton = finish(lanes, checks, is_astray, strict)
+    return WindowedRun(skeleton, windows, why, rows, [_write_flows(folder, 1, window.flows)], folder)
+
+
+def _write_flows(folder: Path, number: int, flows: Flows) -> RowFile:
+    return RowFile.write(folder / f"window_{number:05d}.flows", vars(flows))
