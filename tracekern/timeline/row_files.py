@@ -60,6 +60,8 @@ class RowFile:
     def read(self, start: int = 0, stop: int | None = None) -> dict[str, Any]:
         """[stop - start] of each column; all rows without the two."""
         stop = self.count if stop is None else stop
+        if start == stop:
+            return {name: np.empty(0, column.dtype) for name, column in self.columns.items()}
         with self.path.open("rb") as file:
             return {name: _read(file, column, start, stop) for name, column in self.columns.items()}
 

@@ -78,6 +78,8 @@ def to_ns(piece: Timeline, fit: ClockFit, aligned: bool) -> Timeline:
     spans, of_engine = piece.spans, np.append(piece.tracks_of(TrackKind.ENGINE), False)
 
     def on_axis(ticks: Int64, track: Int32) -> Int64:
+        if not len(ticks):
+            return ticks
         times = apply_clock(fit, ticks)
         by_host = np.flatnonzero(of_engine[track])
         times[by_host] = apply_host(fit, ticks[by_host])

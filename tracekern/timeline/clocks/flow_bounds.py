@@ -22,6 +22,7 @@ from tracekern.formatting import duration
 from tracekern.timeline.clocks.fit import lowest_readers
 from tracekern.timeline.clocks.steadiness import COVERED_SIGMAS
 from tracekern.timeline.columns import parts_by_track
+from tracekern.timeline.join.flows import lossy_launches, stamp_errors_ns
 from tracekern.timeline.model import (
     ChannelKind,
     EventClass,
@@ -113,14 +114,9 @@ class _Proofs:
         source, destination = place[spans.track[flows.signal]], place[spans.track[flows.wait]]
         proves = (source != destination) & _names_its_signal(timeline)[spans.event[flows.wait]]
         # What was lost may have been the signal that really came. That a core clock kept its rate is no proof.
-        is_sound = [
-            not (launch.records_lost or launch.records_overwritten or launch.stamp_error_ns)
-            for launch in timeline.launches
-        ]
+        is_sound = np.append(~lossy_launches(timeline) & (stamp_errors_ns(timeline) == 0), False)
         for end in (flows.signal, flows.wait):
-            proves &= np.array([*is_sound, False], bool)[
-                spans.launch[end]
-            ]  # without a launch it is by the host's clock
+            proves &= is_sound[spans.launch[end]]  # without a launch it is by the host's clock
         signal, wait = flows.signal[proves], flows.wait[proves]
         source, destination = source[proves], destination[proves]
         signalled, ended = spans.start[signal], spans.end[wait]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.timeline.facts.of_launches import once_for_launches
 from tracekern.timeline.model import Int64, Timeline
 
 
@@ -38,11 +39,17 @@ class CallKeys:
         )
 
     def number_launches(self, timeline: Timeline) -> Int64:
-        """[num_launches] equal for launches of one call.
+        """[num_launches] equal for launches of one call; known of earlier parts of a run.
 
         Launches that know no epochs are told apart by their sequence number, and those of a graph, which are counted
         anew, from all others, where both ends of the channel are in that graph.
         """
+        known = _known_numbers(timeline)
+        if self not in known:
+            known[self] = self._number(timeline)
+        return known[self]
+
+    def _number(self, timeline: Timeline) -> Int64:
         if self.has_epochs:
             return _number([launch.epoch for launch in timeline.launches])
         names = [_graph_of(launch.name) for launch in timeline.launches]
@@ -50,6 +57,13 @@ class CallKeys:
         is_whole = np.isin(names, list(self.signal_graphs & self.wait_graphs))
         sequence = _number([launch.sequence for launch in timeline.launches])
         return _number(append_digit(sequence, np.where(is_whole, graph + 1, 0)))
+
+
+def _no_numbers(_: Timeline) -> dict[CallKeys, Int64]:
+    return {}
+
+
+_known_numbers = once_for_launches(_no_numbers)
 
 
 def _graph_of(name: str) -> str:

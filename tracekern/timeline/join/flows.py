@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.timeline.columns import order_by
+from tracekern.timeline.facts.of_launches import once_for_launches
 from tracekern.timeline.join.calls import CallKeys, append_digit, epochs_of_ends
 from tracekern.timeline.join.immediates import join_immediates
 from tracekern.timeline.join.members import number_members
@@ -354,11 +355,6 @@ def _unmatched(timeline: Timeline, ends: _Ends, matched: Int64) -> tuple[dict[in
     return unmatched, Lacking(np.array(columns), of_rank[~has_own], np.ones(len(columns[0]), np.int64))
 
 
-def lossy_launches(timeline: Timeline) -> npt.NDArray[np.bool_]:
-    """[num_launches] whether records of it are missing"""
-    return np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
-
-
 def _is_signalled(timeline: Timeline, channel: Channel, wanted: Int64) -> Mask:
     """[n] whether any signal has this key. wanted: [num_columns, n], as Lacking.key."""
     fields = _Fields.of(timeline, channel)
@@ -368,6 +364,20 @@ def _is_signalled(timeline: Timeline, channel: Channel, wanted: Int64) -> Mask:
         packed = append_digit(packed, np.concatenate([column, key]))
     found: Mask = np.isin(packed[len(signals) :], packed[: len(signals)])
     return found
+
+
+def _lossy_launches(timeline: Timeline) -> Mask:
+    return np.array([launch.records_lost + launch.records_overwritten > 0 for launch in timeline.launches], bool)
+
+
+def _stamp_errors_ns(timeline: Timeline) -> npt.NDArray[np.float64]:
+    return np.array([launch.stamp_error_ns for launch in timeline.launches], np.float64)
+
+
+lossy_launches = once_for_launches(_lossy_launches)
+"""[num_launches] Returns whether records of it are missing."""
+stamp_errors_ns = once_for_launches(_stamp_errors_ns)
+"""[num_launches] Returns Launch.stamp_error_ns of each."""
 
 
 def _possible(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, Int64]:
@@ -392,7 +402,7 @@ def _lead(timeline: Timeline, signal: Int64, wait: Int64) -> tuple[Int64, npt.ND
     for rank in timeline.ranks:
         hard[rank.rank] = rank.clock.hard_ns if rank.clock else 0.0
     slack = np.where(clock_of[source] == clock_of[destination], 0.0, hard[source] + hard[destination])
-    stamp_error = np.array([launch.stamp_error_ns for launch in timeline.launches], np.float64)
+    stamp_error = stamp_errors_ns(timeline)
     for end in (signal, wait):
         slack += stamp_error[spans.launch[end]]
     return early, slack

@@ -10,6 +10,7 @@ import numpy as np
 from tracekern.dump.event_table import Members
 from tracekern.dump.format import ranks_of
 from tracekern.formatting import ranks as name_ranks
+from tracekern.timeline.facts.of_launches import once_for_launches
 from tracekern.timeline.model import EventType, Field, Int32, Int64, Mask, Problem, Timeline, UInt64, unpack_field
 
 _RANK_FIELDS = "peer", "src_rank"
@@ -33,10 +34,13 @@ def bits_of_ranks(pieces: Sequence[Timeline]) -> int:
     return max(bits, largest.bit_length())
 
 
-def number_members(timeline: Timeline) -> Int64:
-    """[num_launches + 1] a number for each communicator, 0 for all ranks of the run; the last is of no launch."""
+def _number_members(timeline: Timeline) -> Int64:
     known: dict[Members | None, int] = {None: 0}
     return np.array([known.setdefault(launch.members, len(known)) for launch in timeline.launches] + [0], np.int64)
+
+
+number_members = once_for_launches(_number_members)
+"""[num_launches + 1] Returns a number for each communicator, 0 for all ranks of the run; the last is of no launch."""
 
 
 def ranks_beyond(timeline: Timeline, here: Set[int]) -> list[Set[int]]:
@@ -134,7 +138,7 @@ class _RanksOf:
     """World's ranks by launch and number in its group."""
 
     def __init__(self, piece: Timeline) -> None:
-        self._number = number_members(piece)
+        self._number = _number_members(piece)
         known = [launch.members for launch in piece.launches if launch.members]
         width = 1 + max((len(members.ranks) for members in known), default=0)
         self._table = np.full((int(self._number.max()) + 1, width), -1, np.int64)
