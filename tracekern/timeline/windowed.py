@@ -12,7 +12,7 @@ import numpy as np
 
 from tracekern.dump.reader import Dump, read_dump
 from tracekern.errors import BadInput
-from tracekern.timeline.checks import finish, join_and_check
+from tracekern.timeline.checks import Checks, finish, join_and_check
 from tracekern.timeline.clocks.axis import device_times, first_and_last, fit_ranks, join_times, times_to_ns, to_ns
 from tracekern.timeline.clocks.flow_bounds import last_event_ns
 from tracekern.timeline.decode.decoder import decode
@@ -130,11 +130,15 @@ def _join(rows: RunRows, last_ns: int, folder: Path, at_most: int, strict: bool)
         return _join_whole(rows, why, folder, strict)
     cuts, calls, flows = find_cuts(rows.lanes, rows.channels), rows.calls, list[RowFile]()
     windows = cuts.windows(rows.num_spans, at_most)
-    lanes, checks = join_and_check(rows.lanes, calls, last_ns)
-    for number, window in enumerate(windows, start=1):
-        part, found = join_and_check(rows.window(window), calls, last_ns)
+
+    def join_window(number: int) -> Checks:  # so that no window outlasts its turn
+        part, found = join_and_check(rows.window(windows[number - 1]), calls, last_ns)
         flows.append(_write_flows(folder, number, part.flows))
-        checks += found
+        return found
+
+    lanes, checks = join_and_check(rows.lanes, calls, last_ns)
+    for number in range(1, len(windows) + 1):
+        checks += join_window(number)
     is_astray = {}
     if lacking := checks.misfits.lacking:
         is_astray = find_astray(rows.lanes, lacking)
