@@ -135,6 +135,13 @@ def test_windows_of_damaged_captures_are_those_of_the_whole(tmp_path: Path):
     assert found["2 windows"] >= 5
 
 
+def as_of_a_group(timeline: Timeline) -> Timeline:
+    """The timeline as if its ranks had captured alone, and two others had been in the run."""
+    about = {"ranks": [rank.rank for rank in timeline.ranks], "num_ranks": len(timeline.ranks) + 2}
+    ranks = (dataclasses.replace(rank, metadata=rank.metadata | about) for rank in timeline.ranks)
+    return timeline.replace(ranks=tuple(ranks))
+
+
 def spoilt(timeline: Timeline, draw: np.random.Generator) -> Timeline:
     """The timeline without flows, with keys that come again, waits that end early, other epochs, lost spans."""
     spans, launches = timeline.spans, list(timeline.launches)
@@ -156,6 +163,8 @@ def spoilt(timeline: Timeline, draw: np.random.Generator) -> Timeline:
         launches = [dataclasses.replace(launch, epoch=0) for launch in launches]
     if draw.random() < 0.1:
         launches[0] = dataclasses.replace(launches[0], records_lost=1)
+    if draw.random() < 0.2:
+        timeline = as_of_a_group(timeline)
     spans = dataclasses.replace(spans, begin_payload=begin_payload, start=start, end=end)
     timeline = timeline.replace(launches=tuple(launches), spans=spans, flows=Flows(), problems=())
     return take_spans(timeline, (draw.random(len(spans)) > draw.choice([0, 0.01])) | (spans.launch < 0))
@@ -183,7 +192,7 @@ def test_what_does_not_fit_adds_up_over_windows():
         assert_equal(finish(joined, total, is_astray, strict=False), whole)
         kinds.update(problem.kind for problem in whole.problems)
         kinds["astray"] += sum("of those would have one" in problem.text for problem in whole.problems)
-    wanted = {"unmatched_wait", "duplicate_signal", "backwards_flow", "contradicting_flows", "astray"}
+    wanted = {"unmatched_wait", "duplicate_signal", "backwards_flow", "contradicting_flows", "astray", "outside_rank"}
     assert wanted <= {kind for kind, number in kinds.items() if number}
 
 
