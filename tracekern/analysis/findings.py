@@ -37,8 +37,8 @@ from tracekern.analysis.waits.statistics import WaitStatistic, WaitSums, WaitTot
 from tracekern.analysis.why.answer import Answer, explain, no_cost
 from tracekern.analysis.why.chain import Chain, LongestWaits, find_chain
 from tracekern.analysis.why.critical_path import CriticalPath, critical_path
-from tracekern.cores import usable_cores
 from tracekern.formatting import duration, percent
+from tracekern.machine import usable_cores
 from tracekern.timeline.facts.iterations import Iterations, find_iterations
 from tracekern.timeline.join.damage import damage_of
 from tracekern.timeline.model import ABSENT_KINDS, CONTRADICTION_KINDS, Timeline

@@ -26,8 +26,9 @@ _TRIES = 3
 class Workers:
     """Does tasks in this process, or in several others."""
 
-    def __init__(self, num_processes: int) -> None:
-        self._num_processes = num_processes
+    def __init__(self, num_processes: int, tell: Callable[[int, int, str], None] = lambda *_: None) -> None:
+        """tell: takes how much is done of how much, and of what."""
+        self._num_processes, self._tell, self._num_rounds = num_processes, tell, 0
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Workers:
@@ -38,8 +39,10 @@ class Workers:
 
     def do(self, scratch: Scratch, todo: Sequence[tuple[bytes, str]]) -> None:
         """todo: (pickled task and what it is given, name of what it makes), see _do()."""
+        self._num_rounds += 1
         if self._num_processes < 2 or len(todo) < 2:
-            for data, name in todo:
+            for number, (data, name) in enumerate(todo):
+                self._tell(number, len(todo), f"windows in round {self._num_rounds}")
                 _do(scratch, data, name)
             return
         for _ in range(_TRIES):
@@ -57,7 +60,8 @@ class Workers:
             self._pool = ProcessPoolExecutor(self._num_processes, get_context("spawn"))
         try:
             futures = [self._pool.submit(_do, scratch, data, name) for data, name in todo]
-            for future in as_completed(futures):
+            for number, future in enumerate(as_completed(futures)):
+                self._tell(number, len(todo), f"windows in round {self._num_rounds}")
                 future.result()
         except BrokenProcessPool:
             self._close()

@@ -52,8 +52,14 @@ Host = Annotated[
     list[str] | None,
     typer.Option(metavar="RANK=FILE", help="A Chrome trace of torch.profiler to show beside the kernels. Repeatable."),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory to use, as in 4GB: what needs more is done in windows of whole calls."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
+_BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)(MB|GB|TB)", re.IGNORECASE)
 _NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _TIME = re.compile(r"(\d{1,18}(?:\.\d+)?)(ns|us|ms|s)?")
 _RANKS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
@@ -102,6 +108,16 @@ def _parse_time(part: str, text: str) -> int:
             f"--window: {part!r} in {text!r} is no time; wanted a number and ns, us, ms or s, as in 1.5ms:2ms"
         )
     return round(float(match[1]) * _NS[match[2] or "ns"])
+
+
+def parse_memory(text: str | None) -> int | None:
+    """Parses "4GB" as a number of bytes."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise BadInput(f"--memory: got {text!r}, wanted a number and MB, GB or TB, as in 4GB")
+    return round(float(match[1]) * _BYTES[match[2].upper()])
 
 
 def parse_ranks(text: str | None) -> list[int] | None:

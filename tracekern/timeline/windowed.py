@@ -16,6 +16,7 @@ from tracekern.timeline.checks import Checks, finish, join_and_check
 from tracekern.timeline.clocks.axis import device_times, first_and_last, fit_ranks, join_times, times_to_ns, to_ns
 from tracekern.timeline.clocks.flow_bounds import last_event_ns
 from tracekern.timeline.decode.decoder import decode
+from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.join.concatenate import concatenate_at, find_origin
 from tracekern.timeline.join.engine_peers import name_peers
 from tracekern.timeline.join.flows import find_astray
@@ -128,7 +129,8 @@ def _spool(
 def _join(rows: RunRows, last_ns: int, folder: Path, at_most: int, strict: bool) -> WindowedRun:
     if why := rows.why_whole():
         return _join_whole(rows, why, folder, strict)
-    cuts, calls, flows = find_cuts(rows.lanes, rows.channels), rows.calls, list[RowFile]()
+    iterations = launch_iterations(rows.lanes).of_launch
+    cuts, calls, flows = find_cuts(rows.lanes, rows.channels).between(iterations), rows.calls, list[RowFile]()
     windows = cuts.windows(rows.num_spans, at_most)
 
     def join_window(number: int) -> Checks:  # so that no window outlasts its turn
@@ -147,7 +149,10 @@ def _join(rows: RunRows, last_ns: int, folder: Path, at_most: int, strict: bool)
                 is_astray[channel] = is_astray[channel] | found_here
     skeleton = finish(lanes, checks, is_astray, strict)
     if len(cuts.ahead) == 1 and rows.num_spans.sum() > at_most:
-        why = "at no time have all launches ahead ended on every rank while no message, barrier or epoch goes on"
+        why = (
+            "at no time between iterations have all launches ahead ended on every rank while no message, barrier or "
+            "epoch goes on"
+        )
     return WindowedRun(skeleton, windows, why, rows, flows, folder)
 
 

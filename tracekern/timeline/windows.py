@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekern.timeline.model import OPEN_END, Channel, Int64, Mask, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, Channel, Int32, Int64, Mask, Timeline, TrackKind
 from tracekern.timeline.select import take_spans
 
 _LATE = np.iinfo(np.int64).max
@@ -30,17 +30,24 @@ class Cuts:
     """[num_ranks] the first launch of each rank in the Timeline."""
     num_launches: int
 
-    def between(self, group: Int64) -> Cuts:
-        """Returns those that leave launches of one group on one side. group: [num_launches]; -1 of none."""
+    def between(self, iteration: Int32) -> Cuts:
+        """Returns those that leave launches of one iteration on one side.
+
+        iteration: [num_launches]; -1 for set-up, which counts to the next of its rank, or to the last.
+        """
         num_ranks, is_parted = len(self.first), np.zeros(len(self.ahead) + 1, np.int64)
         rank = np.repeat(np.arange(num_ranks), np.diff(self.first, append=self.num_launches))
         place = np.arange(self.num_launches) - self.first[rank]
         since = np.empty(self.num_launches, np.int64)  # the first cut that each launch is ahead of
+        group = np.full(self.num_launches, -1)
         for number in range(num_ranks):
-            own = rank == number
+            own = np.flatnonzero(rank == number)
             since[own] = np.searchsorted(self.ahead[:, number], place[own], "right")
-        first, last = np.full((2, int(group.max(initial=-1)) + 1), len(self.ahead))
-        last[:] = 0
+            if len(known := own[iteration[own] >= 0]):
+                following = np.minimum(np.searchsorted(known, own), len(known) - 1)
+                group[own] = iteration[known[following]]
+        num_groups = int(group.max(initial=-1)) + 1
+        first, last = np.full(num_groups, len(self.ahead)), np.zeros(num_groups, np.int64)
         known = np.flatnonzero(group >= 0)
         np.minimum.at(first, group[known], since[known])
         np.maximum.at(last, group[known], since[known])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from tracekern.cli import options
 from tracekern.cli.commands.salvage import naming_the_rest
-from tracekern.cli.output import console, note, print_json, suggest, table, working
+from tracekern.cli.output import console, note, print_json, progress, suggest, table, working
 from tracekern.cli.stage_table import print_stages
 from tracekern.errors import BadInput
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tracekern.analysis.why.answer import Answer, Cause, Cost, Incident
     from tracekern.analysis.why.chance import Pattern
     from tracekern.analysis.why.critical_path import PathPart
+    from tracekern.timeline.model import Timeline
     from tracekern.viewers.report.headlines import Line
 
 
@@ -44,25 +46,77 @@ def report(
         float | None,
         typer.Option(metavar="GB/s", help="Measured limit of a link, to compare the links with."),
     ] = None,
+    memory: options.Memory = None,
     as_json: options.Json = False,
 ) -> None:
     """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
-    from tracekern.analysis.findings import analyze
-    from tracekern.analysis.questions.launch_keys import window_of_key
-    from tracekern.timeline.load import load
-    from tracekern.timeline.select import select
-    from tracekern.viewers.report.headlines import headlines
-
     _check_page(output, link_limit)
     if key is not None and window is not None:
         raise BadInput("--key, --window: both choose a part of the time; give one of them")
     chosen_window, chosen_ranks = options.parse_window(window), options.parse_ranks(ranks)
-    with working("reading and analysing the captures"), naming_the_rest(captures):
-        timeline = load(captures, unaligned=unaligned, strict=strict, partial=partial)
-        timeline = select(timeline, ranks=chosen_ranks)
-        chosen_window = chosen_window if key is None else window_of_key(timeline, key)
-        options.check_window(timeline, chosen_window, of_kernels=True)
-        findings = analyze(timeline, link_limit, chosen_window)
+
+    def choose_window(timeline: Timeline) -> tuple[int, int] | None:
+        from tracekern.analysis.questions.launch_keys import window_of_key
+
+        chosen = chosen_window if key is None else window_of_key(timeline, key)
+        options.check_window(timeline, chosen, of_kernels=True)
+        return chosen
+
+    how = {"unaligned": unaligned, "strict": strict, "partial": partial}
+    limit = options.parse_memory(memory)
+    with (
+        naming_the_rest(captures),
+        _findings_of(captures, limit, chosen_ranks, choose_window, link_limit, how) as found,
+    ):
+        _tell(found, captures, output, as_json)
+    if as_json:
+        return
+    if output is None:
+        options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
+        given = {"window": window, "key": key, "ranks": ranks, "link-limit": link_limit, "memory": memory}
+        for name, value in given.items():
+            options_given += [f"--{name}", str(value)] if value is not None else []
+        note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
+    else:
+        note(f"{output}: open it in a browser")
+
+
+@contextlib.contextmanager
+def _findings_of(
+    captures: list[Path],
+    memory: int | None,
+    ranks: list[int] | None,
+    choose_window: Callable[[Timeline], tuple[int, int] | None],
+    link_limit: float | None,
+    how: dict[str, Any],
+) -> Iterator[Findings]:
+    """Yields the findings: of a capture in memory, or where it does not fit, in windows. how: to load it."""
+    from tracekern.analysis.findings import analyze
+    from tracekern.analysis.in_windows import Cost, findings_in_windows
+    from tracekern.timeline.load import load
+    from tracekern.timeline.select import select
+
+    cost = Cost.of(captures, memory)
+    if cost.fits:
+        with working("reading and analysing the captures"):
+            timeline = select(load(captures, **how), ranks=ranks)
+            findings = analyze(timeline, link_limit, choose_window(timeline))
+        yield findings
+        return
+    if ranks is not None:
+        raise BadInput(f"--ranks: {cost.describe()}, and windows are of all ranks; name their dumps with --partial")
+    note(f"in windows: {cost.describe()}")
+    with (
+        progress("reading ranks") as tell,
+        findings_in_windows(captures, cost, tell, choose_window, link_limit, how) as found,
+    ):
+        yield found
+
+
+def _tell(findings: Findings, captures: list[Path], output: Path | None, as_json: bool) -> None:
+    """Prints the lines, or all as JSON, and writes the page."""
+    from tracekern.viewers.report.headlines import headlines
+
     lines = headlines(findings)
     if output is not None:
         _write_page(findings, captures, output)
@@ -71,15 +125,8 @@ def report(
         return
     _print_lines(lines)
     if not findings.damage:
-        print_stages(findings.stages, chosen_window is not None)
+        print_stages(findings.stages, findings.window is not None)
         _print_nodes(findings)
-    if output is None:
-        options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
-        for name, value in (("window", window), ("key", key), ("ranks", ranks), ("link-limit", link_limit)):
-            options_given += [f"--{name}", str(value)] if value is not None else []
-        note(f"the whole report: {suggest('report', *captures, *options_given, '-o', 'report.html')}")
-    else:
-        note(f"{output}: open it in a browser")
 
 
 def as_data(findings: Findings, lines: Sequence[Line]) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 from tracekern.formatting import size
+from tracekern.machine import free_memory
 from tracekern.segment.names import SHM_DIR
 
 _FILES, _FILES_PER_RANK = 32, 8
 """Open files of a rank by itself and for each rank: 22 and 7 were needed."""
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def shortage(heap_bytes: int, own_bytes: int, num_ranks: int) -> str:
@@ -23,7 +22,7 @@ def shortage(heap_bytes: int, own_bytes: int, num_ranks: int) -> str:
     shared = num_ranks * heap_bytes
     for needs, what, free, whose in (
         (shared, "shared memory", _free_shared(), f"in {SHM_DIR}"),
-        (shared + num_ranks * own_bytes, "memory", *_free_on_host()),
+        (shared + num_ranks * own_bytes, "memory", *free_memory()),
         (shared + own_bytes, "address space a rank", _free_address_space(), "by `ulimit -v`"),
     ):
         if needs > free:
@@ -59,36 +58,6 @@ def lacking_files(num_ranks: int) -> str:
 def _free_shared() -> int:
     shared = os.statvfs(SHM_DIR)
     return shared.f_bavail * shared.f_frsize
-
-
-def _free_on_host() -> tuple[int, str]:
-    """Returns the free bytes, and what limits them: the machine or a control group."""
-    values = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    least = (int(values["MemAvailable"].split()[0]) * 1024, "on this machine")
-    return min([least, *((free, "in this control group") for free in _free_in_cgroups())])
-
-
-def _free_in_cgroups() -> Iterator[int]:
-    """Yields the bytes left by each limit of this process's control group and of those around it."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        limit, used, root = (
-            ("memory.max", "memory.current", _CGROUPS)
-            if controllers == ""
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", _CGROUPS / "memory")
-        )
-        folder = root / path.strip("/")
-        for group in (folder, *folder.parents):
-            if not group.is_relative_to(root):
-                break
-            try:
-                stat = dict(entry.split() for entry in (group / "memory.stat").read_text().splitlines())
-                # The kernel reclaims pages of files that were not used recently.
-                yield int((group / limit).read_text()) - int((group / used).read_text()) + int(stat["inactive_file"])
-            except (OSError, ValueError, KeyError):  # no such group here, or "max"
-                continue
 
 
 def _free_address_space() -> int:
