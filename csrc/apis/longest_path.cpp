@@ -44,6 +44,34 @@ public:
         order_nodes(source.data(), target.data());
     }
 
+    // How many nodes there are, and the order that was found, as arrays: what the other constructor takes.
+    py::tuple order() const {
+        const auto copied = [](const int32_t* from, size_t count) {
+            py::array_t<int32_t> array(static_cast<py::ssize_t>(count));
+            std::copy_n(from, count, array.mutable_data());
+            return array;
+        };
+        return py::make_tuple(num_nodes_,
+                              copied(order_.data(), order_.size()),
+                              copied(first_in_.data(), first_in_.size()),
+                              copied(reinterpret_cast<const int32_t*>(incoming_.data()), 2 * incoming_.size()));
+    }
+
+    explicit LongestPath(const py::tuple& order) : num_nodes_(order[0].cast<int64_t>()) {
+        const auto [nodes, first_in, incoming] = std::array{
+            order[1].cast<Column<int32_t>>(), order[2].cast<Column<int32_t>>(), order[3].cast<Column<int32_t>>()};
+        num_edges_ = incoming.size() / 2;
+        order_.assign(nodes.data(), nodes.data() + nodes.size());
+        first_in_.assign(first_in.data(), first_in.data() + first_in.size());
+        incoming_.resize(num_edges_);
+        std::copy_n(incoming.data(), 2 * num_edges_, reinterpret_cast<int32_t*>(incoming_.data()));
+        if (is_cyclic()) return;
+        if (first_in.size() != num_nodes_ + 1 || first_in_.back() != num_edges_)
+            throw py::value_error("these are no arrays of an order");
+        check_range(nodes, num_nodes_, "node");
+        check_range(incoming, std::max(num_nodes_, num_edges_), "node or edge");
+    }
+
     bool is_cyclic() const { return static_cast<int64_t>(order_.size()) < num_nodes_; }
 
     py::tuple run(const Column<double>& weight) const {
@@ -223,6 +251,8 @@ void register_longest_path(py::module_& module) {
              py::arg("num_nodes"),
              py::arg("source"),
              py::arg("target"))
+        .def(py::pickle([](const LongestPath& path) { return path.order(); },
+                        [](const py::tuple& order) { return std::make_unique<LongestPath>(order); }))
         .def_property_readonly("is_cyclic", &LongestPath::is_cyclic)
         .def("run", &LongestPath::run, py::arg("weight"))
         .def("replay", &LongestPath::replay, py::arg("weight"), py::arg("changes"), py::arg("wanted"));

@@ -101,6 +101,14 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.sums + other.sums)
 
+    def __sub__(self, other: Counts) -> Counts:
+        """Returns those without some of them. All groups are still known."""
+        return Counts(self.sums + Sums(other.sums.keys, {"count": -other.sums["count"]}))
+
+    def by_key(self, number: int) -> Counts:
+        """Returns them by one of the keys alone."""
+        return Counts(Sums.of((self.sums.keys[number], self.sums.keys[-1]), count=self.sums["count"]))
+
     @property
     def groups(self) -> tuple[Int64, ...]:
         """The [num_groups] keys of each group, in their order."""

@@ -50,17 +50,27 @@ class Scratch:
     def share(self, value: Any) -> Any:
         """Writes a value once for all objects that hold it. Returns it."""
         if id(value) not in self._name_of:
-            name = f"shared_{self.key(value)}"
+            parts = self._parts_of(value)
+            content = hashlib.sha256()
+            for part in parts:
+                content.update(part)
+            name = f"shared_{content.hexdigest()[:32]}"
             if not self.has(name):
-                self.save(name, value)
+                self._write(name, *parts)
             self._shared[name], self._name_of[id(value)] = value, (name, value)
         return value
 
     def save(self, name: str, value: Any) -> None:
         """Raises BadInput where there is no room."""
+        self._write(name, *self._parts_of(value))
+
+    def _parts_of(self, value: Any) -> list[Any]:
+        """The pickle, and the bytes of each array."""
         arrays = list[pickle.PickleBuffer]()
         data = self.pickled(value, arrays.append)
-        views = [array.raw() for array in arrays]
+        return [data, *(array.raw() for array in arrays)]
+
+    def _write(self, name: str, data: bytes, *views: memoryview) -> None:
         with atomic_file(self.folder / name) as file:
             file.write(_HEAD.pack(len(data), len(views)))
             file.write(struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -56,6 +55,7 @@ class PartGraph:
     """Those that ended."""
     events: EventGraph
     run_graph: RunGraph
+    path: LongestPath
 
     __repr__ = brief
 
@@ -63,12 +63,8 @@ class PartGraph:
     def of(cls, part: RecordedPart, times: WaitTimes, schedule: Schedule, launches: LaunchGraph) -> PartGraph:
         """times: with all rounds over."""
         run_graph = build_run_graph(part.timeline, part.events, part.waits, times, schedule, launches, part.is_own)
-        return cls(part.timeline, part.waits, part.events, run_graph)
-
-    @cached_property
-    def path(self) -> LongestPath:
-        run_graph = self.run_graph
-        return order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
+        path = order_graph(run_graph.num_nodes, run_graph.source, run_graph.target)
+        return cls(part.timeline, part.waits, part.events, run_graph, path)
 
     def run(self, of_launches: Float64, carried: Float64) -> tuple[Float64, Int32]:
         """Returns ([num_nodes] time, [num_nodes] the edge that decided it; -1 for none).

@@ -23,7 +23,9 @@ MIN_ITERATIONS = 8
 """With fewer, costs are told and nothing is judged."""
 MIN_FOR_PATTERNS = 20
 _MIN_SIDE, _MIN_HITS, _MAX_STRIDE = 3, 4, 5
-_DRAWS_AT_ONCE = 37
+_DRAWS_AT_ONCE, _NUMBERS_AT_ONCE = 37, 1 << 19
+"""So many runs are drawn at a time, or as many as have no more numbers by pattern: what is worked with stays in the
+cache."""
 _PERSISTENCES = np.append(np.linspace(0, 0.9, 19), [0.925, 0.95, 0.97])
 _LONG = 64
 """A series of more iterations shows its persistence as it is."""
@@ -127,8 +129,9 @@ def search(measure: Measure, seed: int = 0) -> Finding | None:
         is_habit = int((measure.excess[seen.members][:, hits] > measure.floor_ns).sum()) >= _MIN_HITS
         return Finding(measure.name, seen.members, known[seen.pattern], excess_ns, is_habit, seen.error_ns, 0.0)
     rng, largest = np.random.default_rng(seed), list[float]()
+    at_once = int(np.clip(_NUMBERS_AT_ONCE // (len(measure.excess) * len(known)), 1, _DRAWS_AT_ONCE))
     while len(largest) < NUM_DRAWS and max(largest, default=0.0) < seen.largest:
-        largest += seen.noise.draw(rng, _DRAWS_AT_ONCE).tolist()
+        largest += seen.noise.draw(rng, at_once).tolist()
     alike_ns = max(largest) * seen.spread_ns / float(np.sqrt(len(seen.members) * (hits.sum() - 1)))
     stands_out = excess_ns > 0 and max(largest) < seen.largest
     return Finding(measure.name, seen.members, known[seen.pattern], excess_ns, stands_out, seen.error_ns, alike_ns)

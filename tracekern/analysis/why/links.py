@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,10 +13,9 @@ from tracekern.analysis.graph.longest_path import Change
 from tracekern.analysis.graph.moments import Moments
 from tracekern.analysis.graph.part_graph import PartGraph
 from tracekern.analysis.graph.run_graph import RunGraph
-from tracekern.analysis.groups import group_rows, median_of_groups, order_within, quantile_of_groups
-from tracekern.analysis.parts import Parts
+from tracekern.analysis.groups import group_rows
+from tracekern.analysis.partial import Counts, Partial, Sums
 from tracekern.analysis.why.members import sums_by
-from tracekern.timeline.columns import rows_of_ranges
 from tracekern.timeline.model import Float64, Int32, Int64, Mask
 from tracekern.timeline.table import Table
 
@@ -35,14 +34,14 @@ class Route:
 
 @dataclass(frozen=True, repr=False)
 class _Messages(Table):
-    """[n] messages between two ranks."""
+    """[n] messages between two ranks in a part of the run, link by link."""
 
     source: Int32
     destination: Int32
     phase: Int64
     """PhaseNumbers of the wait."""
     near: Int64
-    """1 between ranks of one node."""
+    """1 between ranks of one node. Messages of one phase that are as near are of one *kind*."""
     drain: Int64
     flag: Int64
     """At most: only an awaited flag had just arrived when it was seen."""
@@ -56,12 +55,12 @@ class _Messages(Table):
     @classmethod
     def of(cls, part: PartGraph, first_edge: int, ends: IterationEnds) -> _Messages:
         timeline, waits, run_graph = part.timeline, part.waits, part.run_graph
-        spans, rank = timeline.spans, timeline.track_ranks()
-        every = run_graph.messages
-        between = rank[spans.track[every.signal]] != waits.rank[every.wait]
-        messages = every.take(np.flatnonzero(between))
+        spans, rank, every = timeline.spans, timeline.track_ranks(), part.run_graph.messages
+        source, destination = rank[spans.track[every.signal]], waits.rank[every.wait]
+        between = np.flatnonzero(source != destination)
+        between = between[np.lexsort((destination[between], source[between]))]
+        messages, source, destination = every.take(between), source[between], destination[between]
         wait, signal = messages.wait, messages.signal
-        source, destination = rank[spans.track[signal]], waits.rank[wait]
         drain = np.maximum(spans.end[signal] - spans.start[signal], 0)
         sending = _edge_after(run_graph)[run_graph.source[messages.edge]].astype(np.int64)
         run = part.events.run_of_spans(timeline, waits.row[wait])
@@ -78,144 +77,142 @@ class _Messages(Table):
             ends.at(part.events, run, spans.start[waits.row[wait]]).astype(np.int32),
         )
 
+    @property
+    def kind(self) -> tuple[Int64, Int64]:
+        return self.phase, self.near
+
+    def of_route(self, route: Route) -> _Messages:
+        chosen = np.ones(len(self), bool)
+        for wanted, rank in ((route.source, self.source), (route.destination, self.destination)):
+            chosen &= (rank == wanted) | (wanted < 0)
+        return self.take(np.flatnonzero(chosen))
+
+    def in_iterations(self, hits: Mask) -> _Messages:
+        """hits: [num_iterations]"""
+        return self.take(np.flatnonzero(np.append(hits, False)[self.iteration]))
+
+
+@dataclass(frozen=True)
+class _Taken(Partial):
+    """What some messages take, by kind."""
+
+    drains: Counts
+    drains_inside: Counts
+    """Of those in an iteration."""
+    flags: Counts
+    awaited: Counts
+    """Of the flags that were awaited."""
+
     @classmethod
-    def join(cls, parts: Parts[_Messages]) -> _Messages:
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return cls(*map(np.concatenate, columns))
+    def of(cls, messages: _Messages) -> _Taken:
+        every = np.ones(len(messages), bool)
+        return cls(
+            Counts.of(messages.kind, messages.drain, every),
+            Counts.of(messages.kind, messages.drain, messages.iteration >= 0),
+            Counts.of(messages.kind, messages.flag, every),
+            Counts.of(messages.kind, messages.flag, messages.was_awaited),
+        )
+
+    @classmethod
+    def of_route(cls, messages: _Messages, route: Route, hits: Mask) -> dict[str, _Taken]:
+        """Of all messages of a route, and of those in some iterations."""
+        own = messages.of_route(route)
+        return {"all": cls.of(own), "hits": cls.of(own.in_iterations(hits))}
+
+    def __sub__(self, other: _Taken) -> _Taken:
+        return _Taken(*(counts - vars(other)[name] for name, counts in vars(self).items()))
+
+    def usual_drain(self) -> Float64:
+        """[num_kinds] nan of none."""
+        return self.drains.at_least(0.5)
+
+    def usual_flag(self) -> Float64:
+        """[num_kinds] the median of those that were awaited, or else of such flags of other phases; nan of none.
+
+        No more than what a quarter of all took at most.
+        """
+        median, near = self.awaited.at_least(0.5), self.awaited.groups[1]
+        missing = np.flatnonzero(~np.isfinite(median))
+        if len(missing):
+            by_near = self.awaited.by_key(1)
+            median[missing] = by_near.at_least(0.5)[by_near.number_of(near[missing])]
+        return np.minimum(median, self.flags.at_least(0.25))
 
 
 class Links:
-    """The messages of all links. Each is compared with those of the same phase between ranks as near to each other."""
+    """The messages of all links. Each is compared with those of the same kind."""
 
     def __init__(self, moments: Moments, ends: IterationEnds) -> None:
-        messages = _Messages.join(moments.graphs.map(partial(_Messages.of, ends=ends), moments.first_edges))
-        links = group_rows(len(messages), messages.source, messages.destination)
+        self._parts = moments.graphs.map(partial(_Messages.of, ends=ends), moments.first_edges)
+        self._every: _Taken = moments.graphs.share(self._parts.map(_Taken.of).total())
+        usual = self._every.drains_inside.medians(), self._every.usual_flag()
+        self._sums: Sums = self._parts.map(partial(_sums_by_link, every=self._every, usual=usual)).total()
+        links = group_rows(len(self._sums), *self._sums.keys[:2])
+        self._link, self._num_iterations = links.group, max(len(ends), 1)
         self.routes = tuple(map(Route, *(column.tolist() for column in links.columns)))
         """By link between two ranks."""
-        order = np.argsort(links.group, kind="stable")
-        self._link, messages = links.group[order].astype(np.int32), messages.take(order)
-        self._edge, self._sending, self._was_awaited = messages.edge, messages.sending, messages.was_awaited
-        kinds = group_rows(len(messages), messages.phase, messages.near)
-        self._kind, self._num_kinds, self._near_of_kind = kinds.group.astype(np.int32), len(kinds), kinds.columns[1]
-        self._drain, self._flag, self._iteration = messages.drain, messages.flag, messages.iteration
-        self._num_iterations = max(len(ends), 1)
-        self._drains = _Ordered.of(self._drain, self._kind, self._num_kinds)
-        self._flags = _Ordered.of(self._flag, self._kind, self._num_kinds)
-        self._awaited_flags = self._flags.of_rows(self._was_awaited)
 
     def excess_ns(self) -> Float64:
         """[num_links, num_iterations] How much longer a message took than is usual, by the mean of the iteration's.
 
         What a flag took that nothing waited for is not on record.
         """
-        inside, nothing = np.flatnonzero(self._iteration >= 0), np.empty(0, np.int64)
-        drain = median_of_groups(self._kind[inside], self._drain[inside], self._num_kinds)[self._kind]
-        flag = self._usual_flag_without(nothing)[self._kind]
-        awaited = inside[self._was_awaited[inside]]
-        return self._mean(inside, self._drain - drain) + self._mean(awaited, self._flag - flag)
+        iteration = self._sums.keys[2]
+        inside = np.flatnonzero(iteration >= 0)
+        shape, columns = (len(self.routes), self._num_iterations), (self._link[inside], iteration[inside])
 
-    def _mean(self, rows: Int64, ns: Float64) -> Float64:
-        """[num_links, num_iterations] the mean of these messages; 0 of none."""
-        shape, columns = (len(self.routes), self._num_iterations), (self._link[rows], self._iteration[rows])
-        sums, count = (sums_by(columns, value, shape) for value in (ns[rows], np.ones(len(rows))))
-        return sums / np.maximum(count, 1)
+        def mean(count: str, twice_ns: str) -> Float64:
+            sums, number = (sums_by(columns, self._sums[name][inside], shape) for name in (twice_ns, count))
+            return sums / 2 / np.maximum(number, 1)
+
+        return mean("inside", "twice_drain_ns") + mean("awaited", "twice_flag_ns")
 
     def without(self, route: Route, hits: Mask) -> Change:
         """The route's messages take what those of other links take, by the median.
 
         That of a signal which takes long to drain also holds up its sender. hits: [num_iterations] in which they do.
         """
-        mine, longer_drain, longer_flag = self._longer(route, hits)
-        drain, flag = (np.nan_to_num(longer)[self._kind[mine]] for longer in (longer_drain, longer_flag))
-        sending = self._sending[mine]
-        sent, first = np.unique(sending[sending >= 0], return_index=True)
-        edge = np.concatenate([self._edge[mine], sent])
-        return Change(edge, -np.concatenate([drain + flag, drain[sending >= 0][first]]))
+        _, *longer = self._longer(route, hits)
+        change = partial(_change_of, route=route, hits=hits, every=self._every, longer=longer)
+        return Change(*(np.concatenate(columns) for columns in zip(*self._parts.map(change), strict=True)))
 
     def longer_ns(self, route: Route, hits: Mask) -> float:
         """How much longer its messages take than those of other links, by the mean of its awaited ones."""
         mine, longer_drain, longer_flag = self._longer(route, hits)
-        longer = np.nan_to_num(longer_drain + longer_flag)
-        messages = mine[self._was_awaited[mine]]
-        return float(longer[self._kind[messages]].mean()) if len(messages) else 0.0
+        awaited = mine.awaited.count()
+        return float((np.nan_to_num(longer_drain + longer_flag) * awaited).sum()) / max(int(awaited.sum()), 1)
 
-    def _longer(self, route: Route, hits: Mask) -> tuple[Int64, Float64, Float64]:
-        """(the route's messages in these iterations, [num_kinds] how much longer their drain usually is than that of
-        other links', and their flags)"""
-        links = np.array([number for number, one in enumerate(self.routes) if route.covers(one)], np.int32)
-        first, stop = (np.searchsorted(self._link, links, side) for side in ("left", "right"))
-        of_route = rows_of_ranges(first, stop - first)
-        mine = of_route[np.append(hits, False)[self._iteration[of_route]]]
-        own_drain = quantile_of_groups(self._kind[mine], self._drain[mine], self._num_kinds, 0.5)
-        longer_drain = own_drain - self._drains.quantile(0.5, of_route)
-        return mine, longer_drain, self._usual_flag(mine) - self._usual_flag_without(of_route)
-
-    def _usual_flag(self, rows: Int64) -> Float64:
-        """[num_kinds] the median of those that were awaited, or else of such flags of other phases; nan of none.
-
-        No more than what a quarter of all took at most.
-        """
-        awaited = rows[self._was_awaited[rows]]
-        median = quantile_of_groups(self._kind[awaited], self._flag[awaited], self._num_kinds, 0.5)
-        at_most = quantile_of_groups(self._kind[rows], self._flag[rows], self._num_kinds, 0.25)
-        return np.minimum(self._of_other_phases(median, awaited), at_most)
-
-    def _usual_flag_without(self, rows: Int64) -> Float64:
-        """[num_kinds] the same of all messages but these."""
-        is_awaited = self._was_awaited.copy()
-        is_awaited[rows] = False
-        median = self._of_other_phases(self._awaited_flags.quantile(0.5, rows), np.flatnonzero(is_awaited))
-        return np.minimum(median, self._flags.quantile(0.25, rows))
-
-    def _of_other_phases(self, median: Float64, awaited: Int64) -> Float64:
-        """Fills in the kinds that have no median: that of all these messages between ranks as near."""
-        missing = ~np.isfinite(median)
-        if missing.any():
-            near = self._near_of_kind[self._kind[awaited]]
-            median[missing] = quantile_of_groups(near, self._flag[awaited], 2, 0.5)[self._near_of_kind[missing]]
-        return median
+    def _longer(self, route: Route, hits: Mask) -> tuple[_Taken, Float64, Float64]:
+        """(what the route's messages in these iterations take, [num_kinds] how much longer their drain usually is than
+        that of other links', and their flags)"""
+        taken = self._parts.map(partial(_Taken.of_route, route=route, hits=hits)).total()
+        mine, others = self._every - self._every + taken["hits"], self._every - taken["all"]  # both know all kinds
+        return mine, mine.usual_drain() - others.usual_drain(), mine.usual_flag() - others.usual_flag()
 
 
-@dataclass(frozen=True)
-class _Ordered:
-    """Values in order, group by group: tells quantiles of all but some rows without another look at all of them."""
+def _sums_by_link(messages: _Messages, every: _Taken, usual: tuple[Float64, Float64]) -> Sums:
+    """By source, destination and iteration: messages in iterations, and by how much their drains are longer than usual;
+    awaited ones of these, and their flags. usual: [num_kinds] drain and flag."""
+    kind = every.flags.number_of(*messages.kind)
+    inside = messages.iteration >= 0
+    awaited = inside & messages.was_awaited
+    drain, flag = (np.nan_to_num(ns)[kind] for ns in usual)  # nan of kinds without any
+    return Sums.of(
+        (messages.source, messages.destination, messages.iteration),
+        inside=inside,
+        awaited=awaited,
+        twice_drain_ns=np.where(inside, 2 * (messages.drain - drain), 0),
+        twice_flag_ns=np.where(awaited, 2 * (messages.flag - flag), 0),
+    )
 
-    first: Int64
-    """[num_groups + 1] where those of each group begin."""
-    values: Int64
-    row: Int32
-    place: Int32
-    """[num_rows] where each row's value is; -1: not among them."""
 
-    @classmethod
-    def of(cls, values: Int64, group: Int32, num_groups: int) -> _Ordered:
-        """values, group: [n]."""
-        row = order_within(group, values).astype(np.int32)
-        return cls._in_order(row, values[row], np.searchsorted(group[row], np.arange(num_groups + 1)), len(values))
-
-    @classmethod
-    def _in_order(cls, row: Int32, values: Int64, first: Int64, num_rows: int) -> _Ordered:
-        place = np.full(num_rows, -1, np.int32)
-        place[row] = np.arange(len(row))
-        return cls(first, values, row, place)
-
-    def of_rows(self, chosen: Mask) -> _Ordered:
-        """Returns the order of some rows alone."""
-        kept = chosen[self.row]
-        first = np.append(0, np.cumsum(kept))[self.first]
-        return self._in_order(self.row[kept], self.values[kept], first, len(chosen))
-
-    def quantile(self, share: float, without: Int64) -> Float64:
-        """[num_groups] as quantile_of_groups(), of all rows but these."""
-        place = np.sort(self.place[without])
-        quantile = np.full(len(self.first) - 1, np.nan)
-        for number, (first, stop) in enumerate(pairwise(self.first.tolist())):
-            own = place[slice(*np.searchsorted(place, (first, stop)))] - first
-            if count := stop - first - len(own):
-                wanted = int(share * (count - 1))
-                skipped = np.searchsorted(own - np.arange(len(own)), wanted, "right")
-                quantile[number] = self.values[first + wanted + skipped]
-        return quantile
+def _change_of(messages: _Messages, route: Route, hits: Mask, every: _Taken, longer: Sequence[Float64]) -> Change:
+    """The edges of a route's messages in a part without what they take longer. longer: [num_kinds] drain and flag."""
+    mine = messages.of_route(route).in_iterations(hits)
+    drain, flag = (np.nan_to_num(ns)[every.flags.number_of(*mine.kind)] for ns in longer)
+    has_sending = np.flatnonzero(mine.sending >= 0)
+    sent, first = np.unique(mine.sending[has_sending], return_index=True)
+    return Change(np.concatenate([mine.edge, sent]), -np.concatenate([drain + flag, drain[has_sending][first]]))
 
 
 def _edge_after(run_graph: RunGraph) -> Int32:
