@@ -103,13 +103,18 @@ def patterns(num_iterations: int) -> tuple[Pattern, ...]:
 
 def beside_peers(values: Float64) -> Float64:
     """Returns each of [..., num_members, num_iterations] less the median of the other members in that iteration."""
-    count = values.shape[-2] - 1
+    return _swapped(_beside_peers(_swapped(values)))
+
+
+def _beside_peers(values: Float64) -> Float64:
+    """The same of [..., num_iterations, num_members]."""
+    count = values.shape[-1] - 1
     if count < 1:
         return np.zeros_like(values)
-    ordered = np.sort(values, axis=-2)
+    ordered = np.sort(values, axis=-1)
 
     def of_others(place: int) -> Float64:
-        low, high = ordered[..., place : place + 1, :], ordered[..., place + 1 : place + 2, :]
+        low, high = ordered[..., place : place + 1], ordered[..., place + 1 : place + 2]
         return np.where(values <= low, high, low)
 
     return values - (of_others((count - 1) // 2) + of_others(count // 2)) / 2
@@ -184,11 +189,11 @@ class _Noise:
     def draw(self, rng: np.random.Generator, count: int) -> Float64:
         """Returns [count] the largest normalised sums of so many runs."""
         num_members, num_iterations = self._measure.excess.shape
-        noise = rng.choice(self._white, (count, num_members, num_iterations))
-        noise[..., 0] /= np.sqrt(1 - self._persistence**2)
-        for iteration in range(1, num_iterations):
-            noise[..., iteration] += self._persistence * noise[..., iteration - 1]
-        excess = beside_peers(noise)
+        noise = _swapped(rng.choice(self._white, (count, num_members, num_iterations)))
+        noise[..., 0, :] /= np.sqrt(1 - self._persistence**2)
+        for iteration in range(1, num_iterations if self._persistence else 0):
+            noise[..., iteration, :] += self._persistence * noise[..., iteration - 1, :]
+        excess = _swapped(_beside_peers(noise))
         spread = np.maximum(_spread(excess, self._measure.floor_ns), 1e-9) * self.inflation
         sums = _habits(_centred(excess), self._known) / spread[:, None, None]
         largest: Float64 = _by_set(sums, self._measure.has_sets)[0].max(axis=(-2, -1))
@@ -226,17 +231,26 @@ def _seen_of(count: int) -> Float64:
 def _habits(excess: Float64, known: Sequence[Pattern]) -> Float64:
     """[..., num_members, num_patterns] the normalised sum of [..., num_members, num_iterations] over each pattern,
     without its largest: what happened once is no habit."""
-    so_far, still = (np.maximum.accumulate(excess[..., ::step], axis=-1)[..., ::step] for step in (1, -1))
-    until, from_there = (np.cumsum(excess[..., ::step], axis=-1)[..., ::step] for step in (1, -1))
-    ends = np.array([pattern.until for pattern in known])
-    stride = np.array([pattern.stride for pattern in known])
-    begin = np.array([pattern.begin for pattern in known])
-    rest = np.where(ends > 0, (until - so_far)[..., ends - 1], (from_there - still)[..., begin])
-    for number in np.flatnonzero(stride > 1).tolist():
-        strided = excess[..., begin[number] :: stride[number]]
-        rest[..., number] = strided.sum(axis=-1) - strided.max(axis=-1)
-    rest /= np.sqrt(np.array([pattern.hits.sum() for pattern in known]) - 1)
-    return np.asarray(rest, float)
+    members_last = _swapped(excess)
+    forth, back = members_last, members_last[..., ::-1, :]
+    until = np.cumsum(forth, axis=-2) - np.maximum.accumulate(forth, axis=-2)
+    from_there = (np.cumsum(back, axis=-2) - np.maximum.accumulate(back, axis=-2))[..., ::-1, :]
+    rest = np.empty((*excess.shape[:-2], len(known), excess.shape[-2]))
+    for number, pattern in enumerate(known):
+        if pattern.stride > 1:
+            strided = members_last[..., pattern.begin :: pattern.stride, :]
+            rest[..., number, :] = strided.sum(axis=-2) - strided.max(axis=-2)
+        else:
+            sums, place = (until, pattern.until - 1) if pattern.until else (from_there, pattern.begin)
+            rest[..., number, :] = sums[..., place, :]
+    rest /= np.sqrt(np.array([pattern.hits.sum() for pattern in known]) - 1)[:, None]
+    return np.moveaxis(rest, -1, -2)
+
+
+def _swapped(values: Float64) -> Float64:
+    """Copies [..., num_members, num_iterations] so that members lie side by side, which is how what goes through
+    iterations one by one wants them; or the other way round."""
+    return np.ascontiguousarray(np.moveaxis(values, -2, -1))
 
 
 def _centred(excess: Float64) -> Float64:
