@@ -20,7 +20,7 @@ from tracekern.dump.event_table import Members
 from tracekern.dump.format import ALIGN, MAX_NS
 from tracekern.errors import BadInput
 from tracekern.formatting import brief, count, duration, number_ranges, printable, ranks, similar
-from tracekern.timeline.table import Table
+from tracekern.timeline.table import Table, shared_column
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -483,7 +483,7 @@ class Timeline:
 
     def track_ranks(self) -> Int32:
         """[num_tracks] rank of each track."""
-        return np.array([track.rank for track in self.tracks], np.int32)
+        return shared_column(self.tracks, "rank")
 
     def on_same_node(self, one: Int32, other: Int32) -> Mask:
         """[n] True where two ranks share a node."""
@@ -495,7 +495,7 @@ class Timeline:
 
     def tracks_of(self, kind: TrackKind) -> Mask:
         """[num_tracks] True for tracks of that kind."""
-        return np.array([track.kind is kind for track in self.tracks], bool)
+        return np.asarray(shared_column(self.tracks, "kind") == kind, bool)
 
     def events_of(self, event_class: EventClass) -> Mask:
         """[num_events] True for events of that class."""

@@ -11,7 +11,7 @@ ran there. Three things prove the host's part:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -37,12 +37,15 @@ def asked_times(timeline: Timeline, start: Int64) -> Int64:
     start: [num_launches] when each began.
     """
     found, stage = np.full(len(timeline.launches), NEVER), stages_of(timeline).of_launch
+    lanes = _host_lanes(timeline)
     for rank, clock, mine in _known_hosts(timeline, start):
         doubt = int(np.ceil(clock.host_hard_ns))
         asked = _asked(timeline, mine)
         begun = np.where(asked > 0, apply_host(clock, asked) - timeline.origin_ns, NEVER)
         begun = np.where(begun <= start[mine] + doubt, begun, NEVER)  # of another clock
-        found[mine] = np.maximum(begun, _ranges_begun(timeline, rank, stage, mine, start[mine] + doubt))
+        found[mine] = np.maximum(
+            begun, _ranges_begun(timeline, lanes.get(rank, []), rank, stage, mine, start[mine] + doubt)
+        )
     return found
 
 
@@ -53,11 +56,12 @@ def host_gaps(timeline: Timeline, gap_start: Int64, start: Int64, asked: Int64) 
     asked: asked_times(). 0 where nothing says more: host clocks that are not related to the axis prove nothing.
     """
     least, most = np.zeros(len(timeline.launches), np.int64), np.maximum(start - gap_start, 0)
+    lanes = _host_lanes(timeline)
     for rank, clock, known in _known_hosts(timeline, start):
         mine = known[start[known] > gap_start[known]]
         doubt = int(np.ceil(clock.host_hard_ns))
         by_calls = np.maximum(asked[mine], gap_start[mine] + doubt) - doubt - gap_start[mine]
-        busy, seen = _busy_ns(timeline, rank, gap_start[mine], start[mine])
+        busy, seen = _busy_ns(timeline, lanes.get(rank, []), gap_start[mine], start[mine])
         most[mine] -= busy
         of_host = np.maximum(by_calls, np.where(seen, most[mine], 0))
         least[mine] = np.where((of_host > 0) & (of_host >= most[mine] - MAX_LAUNCH_NS), most[mine], of_host)
@@ -77,15 +81,26 @@ def _asked(timeline: Timeline, launches: Int64) -> Int64:
     return np.array([timeline.launches[idx].host_ns for idx in launches.tolist()], np.int64)
 
 
-def _ranges_begun(timeline: Timeline, rank: int, stage: Int32, launches: Int64, latest: Int64) -> Int64:
+def _host_lanes(timeline: Timeline) -> dict[int, list[int]]:
+    """Rank -> tracks of its host."""
+    found: dict[int, list[int]] = {}
+    for track in np.flatnonzero(timeline.tracks_of(TrackKind.HOST)).tolist():
+        found.setdefault(timeline.tracks[track].rank, []).append(track)
+    return found
+
+
+def _ranges_begun(
+    timeline: Timeline, lanes: Sequence[int], rank: int, stage: Int32, launches: Int64, latest: Int64
+) -> Int64:
     """[n] when the host entered the range in which it made each launch; NEVER where no lane has a range for each.
 
-    stage: [num_launches]. latest: [n] when it had at the latest. Of several lanes or names, the first to begin.
+    lanes: of the rank. stage: [num_launches]. latest: [n] when it had at the latest. Of several lanes or names, the
+    first to begin.
     """
     spans, begun = timeline.spans, np.full(len(launches), NEVER)
     series = []
-    for track, about in enumerate(timeline.tracks):
-        if about.rank != rank or about.kind is not TrackKind.HOST or is_torch_lane(about):
+    for track in lanes:
+        if is_torch_lane(timeline.tracks[track]):
             continue
         rows = np.flatnonzero(spans.track == track)
         series += [np.sort(spans.start[rows[label]]) for label in _by_label(spans.begin_payload[rows])]
@@ -110,11 +125,11 @@ def _by_label(labels: np.ndarray) -> list[Int64]:
     return [np.flatnonzero(number == label) for label in range(int(number.max(initial=-1)) + 1)]
 
 
-def _busy_ns(timeline: Timeline, rank: int, gap_start: Int64, gap_end: Int64) -> tuple[Int64, Mask]:
+def _busy_ns(timeline: Timeline, lanes: Sequence[int], gap_start: Int64, gap_end: Int64) -> tuple[Int64, Mask]:
     """([n] ns of each gap in which the profiler shows a kernel that began and ended there, on any stream of the rank,
     [n] whether it looked at all of the gap)"""
     spans = timeline.spans
-    lanes = [idx for idx, track in enumerate(timeline.tracks) if track.rank == rank and is_torch_lane(track)]
+    lanes = [idx for idx in lanes if is_torch_lane(timeline.tracks[idx])]
     row = np.flatnonzero(np.isin(spans.track, [idx for idx in lanes if is_stream_lane(timeline.tracks[idx])]))
     if not len(row):
         return np.zeros(len(gap_start), np.int64), np.zeros(len(gap_start), bool)

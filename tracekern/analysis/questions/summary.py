@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,11 @@ from tracekern.timeline.model import (
     UNCOUNTED_LOSS_KINDS,
     EventClass,
     Int64,
+    Launch,
+    Rank,
     Spans,
     Timeline,
+    Track,
     TrackKind,
     clocks_of_ranks,
     count_problems,
@@ -218,16 +222,27 @@ def summarize(timeline: Timeline, counts: SpanCounts | None = None) -> Summary:
         num_spans=int(counts.spans.sum()),
         num_flows=counts.num_flows,
         duration_ns=max((extent.last - extent.first for extent in counts.extent.values()), default=0),
-        ranks=tuple(_rank(timeline, rank.rank, counts) for rank in timeline.ranks),
+        ranks=tuple(_ranks(timeline, counts)),
         problems=count_problems(timeline.problems),
     )
 
 
-def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
-    about = next(entry for entry in timeline.ranks if entry.rank == rank)
-    kinds = [track.kind for track in timeline.tracks if track.rank == rank]
-    launches = [launch for launch in timeline.launches if launch.rank == rank]
-    of_rank = timeline.track_ranks() == rank
+def _ranks(timeline: Timeline, counts: SpanCounts) -> Iterator[RankSummary]:
+    tracks, launches = dict[int, list[int]](), dict[int, list[Launch]]()
+    for number, rank in enumerate(timeline.track_ranks().tolist()):
+        tracks.setdefault(rank, []).append(number)
+    for launch in timeline.launches:
+        launches.setdefault(launch.rank, []).append(launch)
+    for about in timeline.ranks:
+        yield _rank(timeline, about, tracks.get(about.rank, []), launches.get(about.rank, []), counts)
+
+
+def _rank(
+    timeline: Timeline, about: Rank, of_rank: Sequence[int], launches: Sequence[Launch], counts: SpanCounts
+) -> RankSummary:
+    """of_rank: its tracks."""
+    tracks, rank = [timeline.tracks[number] for number in of_rank], about.rank
+    kinds = [track.kind for track in tracks]
     busy = int(counts.busy_ns[of_rank].sum())
     lossy = [launch for launch in launches if launch.records_lost]
     return RankSummary(
@@ -235,7 +250,7 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
         node=about.node,
         host=str(about.metadata.get("node", about.node)),
         machine=str(about.metadata.get("machine", "")),
-        nics=_nics(timeline, rank),
+        nics=_nics(tracks),
         device=about.device,
         backend=about.backend,
         state=about.state,
@@ -261,9 +276,9 @@ def _rank(timeline: Timeline, rank: int, counts: SpanCounts) -> RankSummary:
     )
 
 
-def _nics(timeline: Timeline, rank: int) -> tuple[str, ...]:
+def _nics(tracks: Sequence[Track]) -> tuple[str, ...]:
     """What follows the number in the names of its engines' tracks: "domain 0 tcp 10.0.0.1"."""
-    roles = {track.role for track in timeline.tracks if track.rank == rank and track.kind is TrackKind.ENGINE}
+    roles = {track.role for track in tracks if track.kind is TrackKind.ENGINE}
     return tuple(sorted({role.split(maxsplit=2)[-1] for role in roles if role.startswith("domain ")}))
 
 
