@@ -52,7 +52,9 @@ class RowFile:
                         above.tofile(file)
             os.replace(unfinished, path)
         except OSError as error:
-            raise BadInput(f"{path}: cannot be written ({error}); name a scratch folder with more room") from None
+            raise BadInput(
+                f"{path}: cannot be written ({error}); name a scratch folder, TMPDIR, with more room"
+            ) from None
         finally:
             unfinished.unlink(missing_ok=True)
         return cls(path, max(map(len, columns.values()), default=0), written)

@@ -73,6 +73,8 @@ class RankSpool:
     """Of the channels on which there are ends among these spans."""
     joined_on: frozenset[Channel]
     """All channels, of whatever kind, that these spans and marks are of."""
+    has_open: bool
+    """Whether some of these spans never ended."""
 
     @classmethod
     def write(cls, piece: Timeline, scratch: Path) -> tuple[RankSpool, Timeline]:
@@ -97,6 +99,7 @@ class RankSpool:
             channels_of_kernels(own),
             {channel: keys for channel, keys in calls_of(own).items() if channel in joined_on},
             joined_on,
+            bool(own.spans.is_open.any()),
         )
         return spool, rest
 

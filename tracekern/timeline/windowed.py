@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tracekern.dump.reader import Dump, read_dump
+from tracekern.dump import format as fmt
+from tracekern.dump.reader import Dump, peek_metadata, read_dump
 from tracekern.errors import BadInput
 from tracekern.timeline.checks import Checks, finish, join_and_check
 from tracekern.timeline.clocks.axis import device_times, first_and_last, fit_ranks, join_times, times_to_ns, to_ns
@@ -29,6 +30,29 @@ from tracekern.timeline.row_files import RowFile
 from tracekern.timeline.run_rows import RunRows
 from tracekern.timeline.spool import RankSpool
 from tracekern.timeline.windows import find_cuts, parts_of
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What the metadata of a capture say of its size."""
+
+    num_spans: int
+    """Or marks, which are recorded alike."""
+    has_engines: bool
+    """Whether there are tracks of transfer engines."""
+    unclosed: list[int]
+    """Ranks that did not end."""
+
+    @classmethod
+    def peek(cls, paths: PathLike | Iterable[PathLike]) -> Extent:
+        metadata = [peek_metadata(path) for path in find_dumps(paths)]
+        launches = [launch for about in metadata for launch in about["launches"]]
+        closed = fmt.STATE_NAMES[fmt.SegmentState.CLOSED]
+        return cls(
+            sum(launch["records_count"] for launch in launches),
+            any(launch.get("by_host") for launch in launches),
+            sorted(about["rank"] for about in metadata if about["state"] != closed),
+        )
 
 
 @dataclass(frozen=True)
@@ -52,6 +76,11 @@ class WindowedRun:
         rows, flows = self._rows.window(self.windows[number - 1]), self._flows[number - 1]
         return self.skeleton.replace(spans=rows.spans, marks=rows.marks, flows=Flows(**flows.read()))
 
+    @property
+    def sizes(self) -> list[int]:
+        """Spans of each window."""
+        return _sizes(self._rows, self.windows)
+
     def close(self) -> None:
         """Removes its files. Windows cannot be read any more."""
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -66,6 +95,8 @@ def load_windows(
     strict: bool = False,
     partial: bool = False,
     host: Iterable[tuple[int, PathLike]] = (),
+    tell: Callable[[int, int, str], None] = lambda *_: None,
+    agree: Callable[[str, RunRows, Sequence[int]], None] = lambda *_: None,
 ) -> WindowedRun:
     """Reads a capture as load() does, with no more in memory than its lanes and one rank or one window.
 
@@ -73,6 +104,9 @@ def load_windows(
         paths: As of load(), like all that is not named here.
         scratch: A folder with room for about 25 bytes a span.
         at_most: Spans of a window, where there are cuts enough.
+        tell: Takes how much is done of how much, and of what.
+        agree: Takes, before any window is read, why there is only one, all rows, and the spans of each window; what it
+            raises ends the reading.
 
     Raises:
         BadInput: As of load(); or `scratch` has no room.
@@ -84,10 +118,10 @@ def load_windows(
         scratch.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="windows_", dir=scratch))
     except OSError as error:
-        raise BadInput(f"{scratch}: cannot be written ({error}); name another scratch folder") from None
+        raise BadInput(f"{scratch}: cannot be written ({error}); name another scratch folder (TMPDIR)") from None
     try:
-        rows, last_ns = _spool(dumps, lanes, [*beside, *outside], folder, unaligned)
-        return _join(rows, last_ns, folder, at_most, strict)
+        rows, last_ns = _spool(dumps, lanes, [*beside, *outside], folder, unaligned, tell)
+        return _join(rows, last_ns, folder, at_most, strict, agree)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -99,10 +133,12 @@ def _spool(
     problems: Sequence[Problem],
     folder: Path,
     unaligned: bool,
+    tell: Callable[[int, int, str], None],
 ) -> tuple[RunRows, int]:
     """(all rows, without flows; last_event_ns() of them)"""
     spools, pieces = list[RankSpool](), list[Timeline]()
-    for dump in dumps:
+    for number, dump in enumerate(dumps):
+        tell(number, len(dumps), "reading ranks")
         spool, piece = RankSpool.write(decode(read_dump(dump.path)), folder)
         spools.append(spool)
         pieces.append(piece)
@@ -126,12 +162,26 @@ def _spool(
     return RunRows(timeline, spools, places, bits), last_ns
 
 
-def _join(rows: RunRows, last_ns: int, folder: Path, at_most: int, strict: bool) -> WindowedRun:
+def _join(
+    rows: RunRows,
+    last_ns: int,
+    folder: Path,
+    at_most: int,
+    strict: bool,
+    agree: Callable[[str, RunRows, Sequence[int]], None],
+) -> WindowedRun:
     if why := rows.why_whole():
+        agree(why, rows, [int(rows.num_spans.sum())])
         return _join_whole(rows, why, folder, strict)
     iterations = launch_iterations(rows.lanes).of_launch
     cuts, calls, flows = find_cuts(rows.lanes, rows.channels).between(iterations), rows.calls, list[RowFile]()
     windows = cuts.windows(rows.num_spans, at_most)
+    if len(cuts.ahead) == 1 and rows.num_spans.sum() > at_most:
+        why = (
+            "at no time between iterations have all launches ahead ended on every rank while no message, barrier or "
+            "epoch goes on"
+        )
+    agree(why, rows, _sizes(rows, windows))
 
     def join_window(number: int) -> Checks:  # so that no window outlasts its turn
         part, found = join_and_check(rows.window(windows[number - 1]), calls, last_ns)
@@ -148,11 +198,6 @@ def _join(rows: RunRows, last_ns: int, folder: Path, at_most: int, strict: bool)
             for channel, found_here in find_astray(rows.window(window), lacking).items():
                 is_astray[channel] = is_astray[channel] | found_here
     skeleton = finish(lanes, checks, is_astray, strict)
-    if len(cuts.ahead) == 1 and rows.num_spans.sum() > at_most:
-        why = (
-            "at no time between iterations have all launches ahead ended on every rank while no message, barrier or "
-            "epoch goes on"
-        )
     return WindowedRun(skeleton, windows, why, rows, flows, folder)
 
 
@@ -166,6 +211,11 @@ def _join_whole(rows: RunRows, why: str, folder: Path, strict: bool) -> Windowed
     lanes = rows.lanes.replace(flows=Flows(row[apart.flows.signal], row[apart.flows.wait]))
     skeleton = finish(lanes, checks, is_astray, strict)
     return WindowedRun(skeleton, windows, why, rows, [_write_flows(folder, 1, window.flows)], folder)
+
+
+def _sizes(rows: RunRows, windows: Sequence[Mask]) -> list[int]:
+    num_spans = rows.num_spans
+    return [int(num_spans[window].sum()) for window in windows]
 
 
 def _write_flows(folder: Path, number: int, flows: Flows) -> RowFile:
