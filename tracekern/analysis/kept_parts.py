@@ -6,10 +6,15 @@ what is there already is not made anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from tracekern.analysis.parts import Parts
@@ -30,6 +35,8 @@ class Workers:
         """tell: takes how much is done of how much, and of what."""
         self._num_processes, self._tell, self._num_rounds = num_processes, tell, 0
         self._pool: ProcessPoolExecutor | None = None
+        self._alive: Connection | None = None
+        """Closed when the processes are to end, and by the death of this one."""
 
     def __enter__(self) -> Workers:
         return self
@@ -57,9 +64,12 @@ class Workers:
     def _is_done(self, scratch: Scratch, todo: Sequence[tuple[bytes, str]]) -> bool:
         """Whether no process was killed."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._num_processes, get_context("spawn"))
+            context = get_context("spawn")
+            ends, self._alive = context.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(self._num_processes, context, _begin, (ends,))
         try:
-            futures = [self._pool.submit(_do, scratch, data, name) for data, name in todo]
+            with _without_interrupts():
+                futures = [self._pool.submit(_do, scratch, data, name) for data, name in todo]
             for number, future in enumerate(as_completed(futures)):
                 self._tell(number, len(todo), f"windows in round {self._num_rounds}")
                 future.result()
@@ -69,9 +79,30 @@ class Workers:
         return True
 
     def _close(self) -> None:
-        if self._pool is not None:
+        if self._pool is not None and self._alive is not None:
+            self._alive.close()
             self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+            self._pool = self._alive = None
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Puts Ctrl-C off until the block ends. Processes that it starts never see one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(ends: Connection) -> None:
+    """Lets this process end, in whatever it does, with the one that gives it tasks. ends: closed at the other end."""
+
+    def wait() -> None:
+        ends.poll(None)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _do(scratch: Scratch, data: bytes, name: str) -> None:
