@@ -6,6 +6,7 @@ view of that file. Files are written under another name and renamed, so that one
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -13,12 +14,13 @@ import mmap
 import pickle
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from tracekern.errors import BadInput
 from tracekern.files import atomic_file
 
 _ALIGNMENT = 64
@@ -71,7 +73,7 @@ class Scratch:
         return [data, *(array.raw() for array in arrays)]
 
     def _write(self, name: str, data: bytes, *views: memoryview) -> None:
-        with atomic_file(self.folder / name) as file:
+        with _new_file(self.folder / name) as file:
             file.write(_HEAD.pack(len(data), len(views)))
             file.write(struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views)))
             file.write(data)
@@ -134,10 +136,26 @@ class Scratch:
         return mapped
 
 
-@functools.cache
+_KNOWN: dict[Path, Scratch] = {}
+
+
 def scratch_of(folder: Path) -> Scratch:
-    """Returns the only one of this process for a folder."""
-    return Scratch(folder)
+    """Returns the only one of this process for a folder, until forget()."""
+    return _KNOWN.setdefault(folder, Scratch(folder))
+
+
+def forget(folder: Path) -> None:
+    """Lets go of what a folder held that is removed: another one may come under the same name."""
+    _KNOWN.pop(folder, None)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with atomic_file(path) as file:
+            yield file
+    except BadInput as error:
+        raise BadInput(f"{error}; make room, or set TMPDIR to a folder that has more") from None
 
 
 class _Pickler(pickle.Pickler):

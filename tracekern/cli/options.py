@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,19 +82,28 @@ def check_window(timeline: Timeline, window: tuple[int, int] | None, of_kernels:
 
     of_kernels: considers only records of kernels.
     """
+    check_window_of_parts([timeline], window, of_kernels)
+
+
+def check_window_of_parts(parts: Iterable[Timeline], window: tuple[int, int] | None, of_kernels: bool = False) -> None:
+    """Does the same with the parts of a run, of which it looks at no more than it has to."""
     from tracekern.formatting import duration
     from tracekern.timeline.model import TrackKind
     from tracekern.timeline.select import select, take_tracks
 
-    if of_kernels:
-        timeline = take_tracks(timeline, timeline.tracks_of(TrackKind.DEVICE))
-    spans, marks = timeline.spans, timeline.marks
-    if window is None or not (len(spans) or len(marks)):
+    if window is None:
         return
-    part = select(timeline, window)
-    if not (len(part.spans) or len(part.marks)):
-        first_ns = min(int(times.min()) for times in (spans.start, marks.time) if len(times))
-        last_ns = max(spans.start.max(initial=0), spans.end.max(initial=0), marks.time.max(initial=0))
+    first, last = list[int](), list[int]()
+    for part in parts:
+        timeline = take_tracks(part, part.tracks_of(TrackKind.DEVICE)) if of_kernels else part
+        spans, marks = timeline.spans, timeline.marks
+        inside = select(timeline, window)
+        if len(inside.spans) or len(inside.marks):
+            return
+        first += [int(times.min()) for times in (spans.start, marks.time) if len(times)]
+        last += [int(times.max(initial=0)) for times in (spans.start, spans.end, marks.time)]
+    if first:
+        first_ns, last_ns = min(first), max(last)
         what = "by kernels " if of_kernels else ""
         raise BadInput(
             f"--window: nothing was recorded {what}from {duration(window[0])} to {duration(window[1])}; "

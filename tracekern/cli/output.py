@@ -25,6 +25,8 @@ from tracekern.formatting import argument, printable
 _WIDTH = 1000
 """Wider than any line printed here: a narrower terminal wraps lines itself, so no cell is cut off."""
 _PANELS_WIDTH = 80
+_BARS: list[Console] = []
+"""Where a bar is shown: lines are printed above it."""
 SUFFIXES, BROWSER_SUFFIXES = "{suffixes}", "{browser suffixes}"
 """Placeholders in help texts for the suffixes that save() takes: all, and a browser's. Looking them up takes time, so
 only --help does it."""
@@ -54,7 +56,7 @@ def console() -> Console:
 
 def note(text: str) -> None:
     """Prints a line for the user to stderr, which a program that reads stdout does not see."""
-    _Console(stderr=True, soft_wrap=True).print(text)
+    (_BARS[-1] if _BARS else _Console(stderr=True)).print(text, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -166,7 +168,7 @@ def progress(text: str, total: int | None = None) -> Iterator[Callable[..., None
 
     Yields a function to tell how much is done, of how much, and a new text.
     """
-    errors = Console(stderr=True)
+    errors = _Console(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(text, total=total)
@@ -174,4 +176,8 @@ def progress(text: str, total: int | None = None) -> Iterator[Callable[..., None
         def tell(done: int, total: int, text: str | None = None) -> None:
             bar.update(task, completed=done, total=total, description=text)
 
-        yield tell
+        _BARS.append(errors)
+        try:
+            yield tell
+        finally:
+            _BARS.remove(errors)

@@ -92,25 +92,35 @@ def _findings_of(
 ) -> Iterator[Findings]:
     """Yields the findings: of a capture in memory, or where it does not fit, in windows. how: to load it."""
     from tracekern.analysis.findings import analyze
-    from tracekern.analysis.in_windows import Cost, findings_in_windows
+    from tracekern.analysis.in_windows import CannotBeCut, Cost, findings_in_windows
     from tracekern.timeline.load import load
     from tracekern.timeline.select import select
 
     cost = Cost.of(captures, memory)
     if cost.fits:
-        with working("reading and analysing the captures"):
-            timeline = select(load(captures, **how), ranks=ranks)
-            findings = analyze(timeline, link_limit, choose_window(timeline))
-        yield findings
-        return
-    if ranks is not None:
-        raise BadInput(f"--ranks: {cost.describe()}, and windows are of all ranks; name their dumps with --partial")
-    note(f"in windows: {cost.describe()}")
-    with (
-        progress("reading ranks") as tell,
-        findings_in_windows(captures, cost, tell, choose_window, link_limit, how) as found,
-    ):
-        yield found
+        line = f"in memory: {cost.in_memory()}" if memory is not None else ""
+    elif ranks is not None:
+        raise BadInput(f"--ranks: {cost.in_windows()}, and windows are of all ranks; name their dumps with --partial")
+    else:
+        with contextlib.ExitStack() as stack:
+            try:
+                if not cost.why_whole:
+                    note(f"in windows: {cost.in_windows()}")
+                tell = stack.enter_context(progress("reading ranks"))
+                in_windows = findings_in_windows(captures, cost, tell, note, choose_window, link_limit, how)
+                found = stack.enter_context(in_windows)
+            except CannotBeCut as error:
+                line = f"in memory: {cost.require(cost.num_spans, str(error))}"
+            else:
+                options.check_window_of_parts((part.timeline for part in found.parts), found.window, of_kernels=True)
+                yield found
+                return
+    if line:
+        note(line)
+    with working("reading and analysing the captures"):
+        timeline = select(load(captures, **how), ranks=ranks)
+        findings = analyze(timeline, link_limit, choose_window(timeline))
+    yield findings
 
 
 def _tell(findings: Findings, captures: list[Path], output: Path | None, as_json: bool) -> None:
