@@ -21,7 +21,7 @@ import tracekern.analysis.in_windows as in_windows
 from tracekern.cli.main import main
 
 BYTES_A_SPAN = 10_000
-AS_IF = {"_BYTES_A_SPAN": BYTES_A_SPAN, "_BYTES_OF_A_PROCESS": 1, "_LEAST_SPANS": 100}
+AS_IF = {"_BYTES_A_SPAN": BYTES_A_SPAN, "_BYTES_OF_A_PROCESS": 1, "_LEAST_SPANS": 10}
 
 
 def count_files(kill_at: int = 0, full_at: int = 0) -> None:

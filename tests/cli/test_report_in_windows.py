@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
+import pty
+import random
 import shutil
 import signal
 import subprocess
@@ -20,10 +21,15 @@ import pytest
 from captures import CaptureSpec, write_capture
 from windowed_report import AS_IF, BYTES_A_SPAN
 
+from tests.damaged_cases import damage_capture, make_bases
+from tests.kernels import run_kernel
 from tests.paths import ROOT, TESTS, TRACES
+from tests.sessions import TABLE
 from tracekern.analysis import in_windows
 from tracekern.analysis.scratch_folder import folder_of
 from tracekern.cli.main import main
+from tracekern.errors import BadInput
+from tracekern.record import session as sessions
 from tracekern.timeline.load import load
 
 HAVE_ENGINES = ("fabric_late_rank", "kv_cache", "two_hosts", "weights", "weights_broadcast")
@@ -75,11 +81,13 @@ def memory_for(capture: Path, windows: float, processes: int = 1) -> str:
     return f"{num_spans * BYTES_A_SPAN * processes / windows / 1e6:f}MB"
 
 
-def start(capture: Path, windows: float, *, processes: int = 1, **about: int) -> subprocess.Popen[str]:
+def start(
+    capture: Path, windows: float, *, processes: int = 1, stderr: int = subprocess.PIPE, **about: int
+) -> subprocess.Popen[str]:
     """The command with --json in a process, and a group of processes, of its own; about: see windowed_report.py."""
     words = [str(TESTS / "windowed_report.py"), json.dumps({"processes": processes, **about})]
     words += ["report", str(capture), "--json", "--memory", memory_for(capture, windows, processes)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": stderr, "text": True}
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, start_new_session=True, **pipes)
 
@@ -194,6 +202,20 @@ def test_options_and_pages_are_alike(report, tmp_path: Path, name: str):
         page.parent.mkdir()
         assert report(capture, "-o", page, "--memory", memory).code == 0
     assert pages[0].read_bytes() == pages[1].read_bytes()
+
+
+def test_a_key_chooses_the_same_time(report, tmp_path: Path):
+    with sessions.capture(tmp_path / "keyed") as session:
+        for key in ("warm-up", *("layer 1", "layer 2") * 20):
+            launched = session.launch("demo", grid=1, warps=1, events=TABLE, key=key)
+            run_kernel(launched.descriptor, 1, 1, 2)
+    memory = memory_for(tmp_path / "keyed", 3)
+    for key in ("layer 1", "layer 2", "layer 3"):
+        words = (tmp_path / "keyed", "--json", "--key", key)
+        whole, found = (report(*words, "--memory", each) for each in ("9TB", memory))
+        assert (found.code, found.out) == (whole.code, whole.out)
+        assert found.err.startswith("in windows: ")
+        assert whole.code == 0 or last_line(found) == last_line(whole)
 
 
 def test_some_ranks_with_partial_are_alike(report):
@@ -365,11 +387,11 @@ def test_a_folder_that_is_not_ours_is_refused(report, scratch):
     aim = scratch.parent / "aim"
     aim.mkdir()
     folder.symlink_to(aim)
-    with pytest.raises(Exception, match="cannot be used .it is not ours.; set TMPDIR"), folder_of("this"):
+    with pytest.raises(BadInput, match="cannot be used .it is not ours.; set TMPDIR"), folder_of("this"):
         pass
     folder.unlink()
     folder.touch()
-    with pytest.raises(Exception, match="cannot be used .*; set TMPDIR to a folder with room"), folder_of("this"):
+    with pytest.raises(BadInput, match="cannot be used .*; set TMPDIR to a folder with room"), folder_of("this"):
         pass
     assert list(aim.iterdir()) == []
 
@@ -415,11 +437,24 @@ def test_no_folder_for_files_is_one_line(scratch, monkeypatch, report):
     assert (refused.code, refused.out) == (2, "")
     assert "cannot be used (No such file or directory); set TMPDIR to a folder with room" in last_line(refused)
     monkeypatch.setattr("tempfile.tempdir", None)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(scratch / "missing")])
-    assert limits == resource.getrlimit(resource.RLIMIT_FSIZE)
     refused = report(TRACES / "h200x4", "--memory", memory_for(TRACES / "h200x4", 8))
     assert last_line(refused).startswith("tracekern: windows need a folder for files: No usable temporary directory")
+
+
+def test_a_terminal_shows_how_far_it_is(scratch):
+    terminal, inside = pty.openpty()
+    process = start(TRACES / "h200x4", 8, stderr=inside)
+    os.close(inside)
+    shown = b""
+    with contextlib.suppress(OSError):  # it has ended
+        while read := os.read(terminal, 1 << 16):
+            shown += read
+    os.close(terminal)
+    assert end(process).code == 0
+    assert b"reading ranks" in shown
+    assert b"windows in round 3 " in shown
+    assert b"\r\x1b[2Ka window without a cut: 3,976 spans" in shown, "where the bar was"
 
 
 def test_a_process_may_make_the_same_report_again(report, told):
@@ -427,3 +462,19 @@ def test_a_process_may_make_the_same_report_again(report, told):
     for _ in range(3):
         found = report(capture, "--json", "--memory", memory_for(capture, 6, 2), processes=2)
         assert found.out == told(capture.name)
+
+
+@pytest.mark.parametrize("cases", [range(8), pytest.param(range(8, 150), marks=pytest.mark.soak)])
+@pytest.mark.filterwarnings("ignore")  # numbers that are damaged run over
+def test_damaged_captures_are_told_alike(report, tmp_path: Path, cases: range):
+    bases, in_windows_to_the_end = make_bases(tmp_path), 0
+    for case in cases:
+        draw, capture = random.Random(case), tmp_path / f"case_{case}"
+        damage_capture(draw, draw.choice(bases), capture)
+        options = [*(["--unaligned"] if draw.random() < 0.2 else []), *(["--partial"] if draw.random() < 0.3 else [])]
+        whole = report(capture, "--json", *options, "--memory", "9TB")
+        found = report(capture, "--json", *options, "--memory", "2MB")
+        assert (found.code, found.out) == (whole.code, whole.out), case
+        assert whole.code == 0 or last_line(found) == last_line(whole)
+        in_windows_to_the_end += found.code == 0 and "in memory" not in found.err
+    assert in_windows_to_the_end >= len(cases) // 20
