@@ -288,7 +288,8 @@ def test_a_report_that_was_killed_goes_on(scratch, told, kill_at: int):
     has_run = kill_at >= 20
     assert ("going on with what the same report left when it was stopped" in found.err) is has_run
     if has_run:
-        assert 144 - kill_at <= files_made(found) <= 144 - kill_at + IN_TURN
+        made = files_made(end(start(capture, 8)))
+        assert made - kill_at <= files_made(found) <= made - kill_at + IN_TURN
 
 
 @pytest.mark.soak
@@ -453,7 +454,7 @@ def test_a_terminal_shows_how_far_it_is(scratch):
     os.close(terminal)
     assert end(process).code == 0
     assert b"reading ranks" in shown
-    assert b"windows in round 3 " in shown
+    assert b"windows in round " in shown
     assert b"\r\x1b[2Ka window without a cut: 3,976 spans" in shown, "where the bar was"
 
 
