@@ -22,7 +22,17 @@ MAX_FUNCTION_LINES = 60
 # Module -> our modules that it may import, its own folder included; the longest prefix counts.
 FREE = tuple(
     f"tracekern.{name}"
-    for name in ("errors", "files", "formatting", "environment", "garbage", "interpreter", "host_clock", "machine", "__version__")
+    for name in (
+        "errors",
+        "files",
+        "formatting",
+        "environment",
+        "garbage",
+        "interpreter",
+        "host_clock",
+        "machine",
+        "__version__",
+    )
 )
 """Free to all. They import only each other."""
 _COMPILED = ("tracekern._core", "tracekern._cuda", "tracekern.compiled")

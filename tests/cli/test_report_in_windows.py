@@ -191,6 +191,7 @@ def test_options_and_pages_are_alike(report, tmp_path: Path, name: str):
         ("--window", f"{(first + last) // 2}:{last}", "--json"),
         ("--window", f"{last + 1000}:{last + 2000}", "--json"),
         ("--unaligned", "--json"),
+        ("--every", "2", "--json"),
         (),
     ):
         whole = report(capture, *options, *in_memory)

@@ -56,9 +56,12 @@ class Cost:
     """Why all of it has to be in memory, as far as metadata say; "" where it may be in windows."""
 
     @classmethod
-    def of(cls, captures: Sequence[Path], memory: int | None) -> Cost:
-        """memory: None for three quarters of what is free. Raises BadInput where it is too little for any window."""
-        extent = Extent.peek(captures)
+    def of(cls, captures: Sequence[Path], memory: int | None, every: int = 1) -> Cost:
+        """memory: None for three quarters of what is free. every: see load().
+
+        Raises BadInput where the memory is too little for any window.
+        """
+        extent = Extent.peek(captures, every)
         memory = free_memory()[0] * 3 // 4 if memory is None else memory
         if memory < (least := _memory_of(_LEAST_SPANS)):
             raise BadInput(f"{_said(memory)} of memory are too little for any window; wanted {_said(least)} or more")

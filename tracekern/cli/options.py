@@ -57,6 +57,7 @@ Memory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Memory to use, as in 4GB: what needs more is done in windows of whole calls."),
 ]
+Every = Annotated[int, typer.Option(min=1, metavar="N", help="Only each N-th call: launches whose number N divides.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 _BYTES = {"MB": 10**6, "GB": 10**9, "TB": 10**12}

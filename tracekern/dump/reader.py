@@ -133,6 +133,11 @@ class Dump:
         about = {"clock": self.metadata["clock"] | fmt.HOST_CLOCK, "clock_samples": Part(0, 0).as_json()}
         return replace(self, launches=launches, metadata=self.metadata | about)
 
+    def each(self, every: int) -> Dump:
+        """Returns a dump of each so-many-th launch of every kernel, as if no other had been recorded."""
+        kept = tuple(launch for launch in self.launches if launch.by_host or launch.sequence % every == 0)
+        return replace(self, launches=kept)
+
     def without_launches(self) -> Dump:
         """Returns a dump of what is not of launches, in memory of its own; its file is not needed any more."""
         samples, ranges_of_host = self.clock_samples(), self.host_spans()

@@ -39,6 +39,7 @@ def load(
     strict: bool = False,
     partial: bool = False,
     host: Iterable[tuple[int, PathLike]] = (),
+    every: int = 1,
 ) -> Timeline:
     """Reads a capture: all ranks on one time axis, in ns.
 
@@ -48,11 +49,12 @@ def load(
         strict: Refuse a capture that lost anything.
         partial: Accept a capture in which dumps of ranks are missing.
         host: Pairs of a rank and a Chrome trace of torch.profiler, in addition to those in the capture.
+        every: Read each so-many-th launch of every kernel alone.
 
     Raises:
         BadInput: Something cannot be used: one line that says what, and what to do.
     """
-    dumps = sorted(map(read_dump, find_dumps(paths)), key=lambda dump: dump.rank)
+    dumps = sorted((read_dump(path).each(every) for path in find_dumps(paths)), key=lambda dump: dump.rank)
     beside = [*check_run(dumps, partial), *note_attempts(dumps)]
     lanes, outside = read_lanes(dumps, host)
     samples = join_samples(dumps)

@@ -44,9 +44,10 @@ class Extent:
     """Ranks that did not end."""
 
     @classmethod
-    def peek(cls, paths: PathLike | Iterable[PathLike]) -> Extent:
+    def peek(cls, paths: PathLike | Iterable[PathLike], every: int = 1) -> Extent:
+        """every: see load()."""
         metadata = [peek_metadata(path) for path in find_dumps(paths)]
-        launches = [launch for about in metadata for launch in about["launches"]]
+        launches = [launch for about in metadata for launch in about["launches"] if not launch["sequence"] % every]
         closed = fmt.STATE_NAMES[fmt.SegmentState.CLOSED]
         return cls(
             sum(launch["records_count"] for launch in launches),
@@ -95,6 +96,7 @@ def load_windows(
     strict: bool = False,
     partial: bool = False,
     host: Iterable[tuple[int, PathLike]] = (),
+    every: int = 1,
     tell: Callable[[int, int, str], None] = lambda *_: None,
     agree: Callable[[str, RunRows, Sequence[int]], None] = lambda *_: None,
 ) -> WindowedRun:
@@ -120,7 +122,7 @@ def load_windows(
     except OSError as error:
         raise BadInput(f"{scratch}: cannot be written ({error}); name another scratch folder (TMPDIR)") from None
     try:
-        rows, last_ns = _spool(dumps, lanes, [*beside, *outside], folder, unaligned, tell)
+        rows, last_ns = _spool(dumps, every, lanes, [*beside, *outside], folder, unaligned, tell)
         return _join(rows, last_ns, folder, at_most, strict, agree)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,6 +131,7 @@ def load_windows(
 
 def _spool(
     dumps: Sequence[Dump],
+    every: int,
     lanes: Mapping[int, Sequence[HostLane]],
     problems: Sequence[Problem],
     folder: Path,
@@ -139,7 +142,7 @@ def _spool(
     spools, pieces = list[RankSpool](), list[Timeline]()
     for number, dump in enumerate(dumps):
         tell(number, len(dumps), "reading ranks")
-        spool, piece = RankSpool.write(decode(read_dump(dump.path)), folder)
+        spool, piece = RankSpool.write(decode(read_dump(dump.path).each(every)), folder)
         spools.append(spool)
         pieces.append(piece)
     bits = bits_of_ranks(pieces)

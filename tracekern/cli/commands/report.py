@@ -47,6 +47,7 @@ def report(
         typer.Option(metavar="GB/s", help="Measured limit of a link, to compare the links with."),
     ] = None,
     memory: options.Memory = None,
+    every: options.Every = 1,
     as_json: options.Json = False,
 ) -> None:
     """Say what dominates, who waits for whom and why; write it as a page with -o report.html."""
@@ -62,7 +63,7 @@ def report(
         options.check_window(timeline, chosen, of_kernels=True)
         return chosen
 
-    how = {"unaligned": unaligned, "strict": strict, "partial": partial}
+    how = {"unaligned": unaligned, "strict": strict, "partial": partial, "every": every}
     limit = options.parse_memory(memory)
     with (
         naming_the_rest(captures),
@@ -73,6 +74,7 @@ def report(
         return
     if output is None:
         options_given = ["--unaligned"] * unaligned + ["--partial"] * partial
+        options_given += ["--every", str(every)] if every > 1 else []
         given = {"window": window, "key": key, "ranks": ranks, "link-limit": link_limit, "memory": memory}
         for name, value in given.items():
             options_given += [f"--{name}", str(value)] if value is not None else []
@@ -96,7 +98,7 @@ def _findings_of(
     from tracekern.timeline.load import load
     from tracekern.timeline.select import select
 
-    cost = Cost.of(captures, memory)
+    cost = Cost.of(captures, memory, how["every"])
     if cost.fits:
         line = f"in memory: {cost.in_memory()}" if memory is not None else ""
     elif ranks is not None:
