@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekern.dump.event_table import Members
-from tracekern.dump.format import ALIGN, MAX_NS
+from tracekern.dump.format import ALIGN
 from tracekern.errors import BadInput
 from tracekern.formatting import brief, count, duration, number_ranges, printable, ranks, similar
 from tracekern.timeline.table import Table, shared_column
@@ -531,27 +531,6 @@ class Timeline:
             names = [entry.name for entry in (*event.begin_fields, *event.end_fields)]
             raise BadInput(f"event {event.name} has no field {name!r}; {similar(name, names)}")
         return values
-
-    def last_times(self) -> Int64:
-        """[num_tracks] the last recorded time, in `unit`, on the clock of each track.
-
-        Of all ranks, or of the track's own rank where clocks are not aligned; the lowest int64 where nothing was
-        recorded. A rank that died inside a span has recorded until then, and no other rank's time counts for it.
-        """
-        last, ranks = np.full(len(self.tracks), np.iinfo(np.int64).min), self.track_ranks()
-        np.maximum.at(last, self.spans.track, np.maximum(self.spans.start, self.spans.end))
-        np.maximum.at(last, self.marks.track, self.marks.time)
-        inside = set(ranks[self.spans.track[self.spans.is_open]].tolist())
-        died = {rank.rank: rank.died_ns for rank in self.ranks if rank.died_ns is not None and rank.rank in inside}
-        for rank, died_ns in died.items():
-            since_origin = max(0, min(died_ns - self.origin_ns, MAX_NS))  # as far as times of sound records go
-            np.maximum(last, since_origin, out=last, where=ranks == rank)
-        clocks = np.zeros_like(ranks) if self.aligned and self.unit == "ns" else ranks
-        groups = [clocks == clock for clock in np.unique(clocks)] + [ranks == rank for rank in died]
-        latest = [last[group].max() for group in groups]
-        for group, time in zip(groups, latest, strict=True):
-            last[group] = time
-        return last
 
     def headless_spans(self) -> Mask:
         """[num_spans] True for spans that began earlier than `start`, because their begin was overwritten."""

@@ -18,10 +18,16 @@ Window = tuple[int, int]
 """Two times in the timeline's unit, counted from its origin, both included."""
 
 
-def select(timeline: Timeline, window: Window | None = None, ranks: Sequence[int] | None = None) -> Timeline:
+def select(
+    timeline: Timeline,
+    window: Window | None = None,
+    ranks: Sequence[int] | None = None,
+    last_heard: Int64 | None = None,
+) -> Timeline:
     """The part of `timeline` inside `window` and on `ranks`.
 
-    A span that reaches into the window is kept whole. A flow is kept when both of its spans are.
+    A span that reaches into the window is kept whole. A flow is kept when both of its spans are. last_heard: as of
+    known_ends().
 
     Raises:
         BadInput: the window is empty or a rank is not in the timeline.
@@ -29,7 +35,7 @@ def select(timeline: Timeline, window: Window | None = None, ranks: Sequence[int
     if ranks is not None:
         timeline = _select_ranks(timeline, ranks)
     if window is not None:
-        timeline = _select_window(timeline, window)
+        timeline = _select_window(timeline, window, last_heard)
     return timeline
 
 
@@ -97,13 +103,13 @@ def _left_out(ranks: list[int], num_known: int) -> list[Problem]:
     return [Problem("note", "left_out_rank", ranks[0], -1, text, len(ranks))]
 
 
-def _select_window(timeline: Timeline, window: Window) -> Timeline:
+def _select_window(timeline: Timeline, window: Window, last_heard: Int64 | None) -> Timeline:
     first, last = window
     if first >= last:
         raise BadInput(f"the window {first} ns to {last} ns is empty; its end must be after its start")
     spans, marks = timeline.spans, timeline.marks
     inside = (marks.time >= first) & (marks.time <= last)
-    reaches_in = np.asarray((spans.start <= last) & (known_ends(timeline) >= first), bool)
+    reaches_in = np.asarray((spans.start <= last) & (known_ends(timeline, last_heard) >= first), bool)
     return take_spans(timeline, reaches_in).replace(marks=marks.take(inside))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekern.timeline.facts.last_times import last_times
 from tracekern.timeline.facts.open_spans import endless_waits, known_ends
 from tracekern.timeline.facts.span_facts import named_peers
 from tracekern.timeline.join.flows import sent_signals
@@ -99,7 +100,7 @@ def find_hang(timeline: Timeline) -> Hang | None:
         row, rank, peer = row[between], rank[between], peer[between]
     else:
         peer, open_rows = rank, np.setdiff1d(open_rows, row)
-    end_ns = timeline.last_times()
+    end_ns = last_times(timeline)
     until_ns = known_ends(timeline)[row]
     lasts_ns = until_ns - spans.start[row]
     sent_ns = _sent_ns(timeline, row, until_ns, end_ns)
@@ -130,7 +131,7 @@ def find_deaths(timeline: Timeline) -> tuple[Death, ...]:
     """Finds ranks that died, the first one first as far as that is known."""
     dead = [rank for rank in timeline.ranks if rank.state == "salvaged"]
     dead.sort(key=lambda rank: (rank.died_ns is None, rank.died_ns or 0, rank.rank))
-    open_rows, end_ns = _open_rows(timeline), timeline.last_times()
+    open_rows, end_ns = _open_rows(timeline), last_times(timeline)
     return tuple(
         Death(rank.metadata.get("killed_by", ""), _describe(timeline, rank.rank, open_rows, end_ns)) for rank in dead
     )
@@ -153,7 +154,7 @@ def _sent_ns(timeline: Timeline, row: Int64, until_ns: Int64, end_ns: Int64) -> 
     spans, signal = timeline.spans, sent_signals(timeline, row)
     ago_ns = end_ns[spans.track[signal]] - spans.end[signal]
     runs = np.isin(timeline.track_ranks()[spans.track[row]], [r.rank for r in timeline.ranks if r.state == "running"])
-    copied_ns = timeline.replace(aligned=False).last_times()[spans.track[row]]
+    copied_ns = last_times(timeline.replace(aligned=False))[spans.track[row]]
     is_later = timeline.has_one_axis & (spans.end[signal] > np.where(runs, copied_ns, until_ns))
     return np.where((signal >= 0) & (ago_ns >= _UNSEEN_NS) & ~is_later, ago_ns, -1)
 

@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from tracekern.timeline.facts.last_times import last_times
 from tracekern.timeline.model import OPEN_END, EventClass, Int64, Mask, Timeline, TrackKind
 
 
@@ -26,17 +27,19 @@ def ends_by_launch(timeline: Timeline) -> Int64:
     return np.where(is_open & (ended >= spans.start), ended, spans.end)
 
 
-def known_ends(timeline: Timeline) -> Int64:
+def known_ends(timeline: Timeline, last_heard: Int64 | None = None) -> Int64:
     """[num_spans] `end`; of a span that never closed the end of its launch, or else when its rank was last heard of.
 
     No later than the next launch on its track begins, which a launch whose ends were lost must not swallow.
+
+    last_heard: [num_tracks] last times of the run that this is a part of; without, of the timeline itself.
     """
     spans = timeline.spans
     if not spans.is_open.any():
         return spans.end
     ends = ends_by_launch(timeline)
     rows = np.flatnonzero(ends == OPEN_END)
-    ends[rows] = timeline.last_times()[spans.track[rows]]
+    ends[rows] = (last_times(timeline) if last_heard is None else last_heard)[spans.track[rows]]
     opened = np.flatnonzero(spans.is_open)
     next_run = np.flatnonzero((np.diff(spans.track) != 0) | (np.diff(spans.launch) != 0)) + 1
     place = np.searchsorted(next_run, opened, side="right")
