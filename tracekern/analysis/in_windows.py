@@ -37,7 +37,6 @@ _BYTES_A_SPAN, _BYTES_OF_A_PROCESS = 300, 250_000_000
 """What a report takes of memory for each span, and each process before it has any."""
 _LEAST_SPANS = 10_000
 """Of a window."""
-_DISK_A_SPAN, _NS_A_SPAN = 300, 8_000
 
 
 class CannotBeCut(BadInput):
@@ -46,7 +45,7 @@ class CannotBeCut(BadInput):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a report of a capture takes."""
+    """What a report of a capture takes, or what is made of it otherwise."""
 
     num_spans: int
     memory: int
@@ -54,6 +53,9 @@ class Cost:
     num_processes: int
     why_whole: str = ""
     """Why all of it has to be in memory, as far as metadata say; "" where it may be in windows."""
+    disk_a_span: int = 300
+    ns_a_span: int = 8_000
+    """Of CPU time."""
 
     @classmethod
     def of(cls, captures: Sequence[Path], memory: int | None, every: int = 1) -> Cost:
@@ -82,13 +84,13 @@ class Cost:
         windows = -(-self.num_spans // self.spans_of_window)
         return (
             f"{count(self.num_spans, 'span')} do not fit into {_said(self.memory)}; {count(windows, 'window')} "
-            f"or more, {self.num_processes} at a time, take about {duration(self.num_spans * _NS_A_SPAN)} of CPU time "
-            f"and {size(self.num_spans * _DISK_A_SPAN)} of {temporary_folder()}"
+            f"or more, {self.num_processes} at a time, take about {duration(self.num_spans * self.ns_a_span)} of CPU time "
+            f"and {size(self.num_spans * self.disk_a_span)} of {temporary_folder()}"
         )
 
     def in_memory(self) -> str:
         """Says what it takes where all of it fits."""
-        time = duration(self.num_spans * _NS_A_SPAN)
+        time = duration(self.num_spans * self.ns_a_span)
         return f"{count(self.num_spans, 'span')} take about {_said(_memory_of(self.num_spans))} and {time} of CPU time"
 
     def require(self, num_spans: int, why: str) -> str:

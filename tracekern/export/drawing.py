@@ -145,8 +145,8 @@ def _choices(drawing: Drawing) -> list[Mask]:
     return [hung & is_alive[spans.track], hung, from_afar & later, is_released & later, chosen & later, chosen]
 
 
-def prepare(timeline: Timeline) -> Drawing:
-    """The drawing of all of `timeline`.
+def prepare(timeline: Timeline, last_heard: Int64 | None = None) -> Drawing:
+    """The drawing of all of `timeline`. last_heard: as of known_ends().
 
     Raises BadInput for a timeline in ticks: ranks on different clocks have no common picture.
     """
@@ -155,7 +155,7 @@ def prepare(timeline: Timeline) -> Drawing:
             f"the timeline is in {timeline.unit}, each rank on its own clock; align it to ns before exporting"
         )
     _check_host_names(timeline)
-    draw_end = np.maximum(known_ends(timeline), timeline.spans.start)
+    draw_end = np.maximum(known_ends(timeline, last_heard), timeline.spans.start)
     order = _drawing_order(timeline.spans, draw_end)
     if order is not None:
         new_index = np.empty(len(order), np.int64)

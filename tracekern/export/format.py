@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from tracekern.export.windows import Windows
 from tracekern.timeline.model import Timeline
 
 TrackDetail = Literal["warp", "block"]
@@ -43,6 +44,14 @@ class Write(Protocol):
     ) -> ExportStats: ...
 
 
+class WriteWindows(Protocol):
+    """Does so with a run of which one window is in memory at a time."""
+
+    def __call__(
+        self, windows: Windows, path: str | os.PathLike[str], *, tracks: TrackDetail, progress: Progress | None
+    ) -> ExportStats: ...
+
+
 @dataclass(frozen=True)
 class Format:
     """One kind of file. Each module in tracekern/export/formats has one, as FORMAT."""
@@ -52,6 +61,8 @@ class Format:
     suffixes: tuple[str, ...]
     """Suffixes of file names. If those of two formats fit, the longest decides."""
     write: Write
+    write_windows: WriteWindows | None = None
+    """None: all of a run has to be in memory."""
     for_browser: bool = False
     """A browser shows it whole, so that save() warns where it has more spans than one bears."""
     order: int = 100

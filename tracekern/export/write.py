@@ -12,8 +12,10 @@ from functools import cache
 import tracekern.export.formats as package
 from tracekern.errors import BadInput
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
+from tracekern.export.windows import Windows
 from tracekern.timeline.model import Timeline
 from tracekern.timeline.select import select
+from tracekern.timeline.windowed import WindowedRun
 
 MANY_SPANS = 5_000_000
 """More than this makes a browser slow or ends its memory."""
@@ -76,6 +78,26 @@ def save(
         raise BadInput(f"track detail {tracks!r} is unknown; choose warp or block")
     timeline = select(timeline, window, ranks)
     stats = chosen.write(timeline, path, tracks=tracks, progress=progress)
+    if chosen.for_browser:
+        _warn_if_large(path, stats)
+    return stats
+
+
+def save_windows(
+    run: WindowedRun,
+    path: str | os.PathLike[str],
+    *,
+    tracks: TrackDetail = "warp",
+    window: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> ExportStats:
+    """Writes a run that does not fit into memory: what save() writes of all of it. Warns and raises as save() does.
+
+    The suffix of `path` has to be of a format that can be written so.
+    """
+    chosen = format_of(path)
+    assert chosen.write_windows is not None
+    stats = chosen.write_windows(Windows(run, window), path, tracks=tracks, progress=progress)
     if chosen.for_browser:
         _warn_if_large(path, stats)
     return stats

@@ -476,6 +476,10 @@ class Timeline:
         """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
 
+    def without_rows(self) -> Timeline:
+        """Returns its tables alone."""
+        return self.replace(spans=Spans(), marks=Marks(), flows=Flows())
+
     @property
     def has_one_axis(self) -> bool:
         """Whether times of all ranks can be compared."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +14,18 @@ from tracekern.cli.options import (
     check_files,
     check_window,
     parse_host,
+    parse_memory,
     parse_ranks,
     parse_window,
 )
 from tracekern.cli.output import console, note, print_json, progress, show_it, suggest, warnings_as_notes, working
 from tracekern.errors import BadInput
 from tracekern.formatting import count
+
+if TYPE_CHECKING:
+    from tracekern.analysis.in_windows import Cost
+    from tracekern.export.format import ExportStats
+    from tracekern.timeline.model import Timeline
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Source:
     ranks: str | None
     tracks: Tracks
     host: list[str] | None
+    memory: str | None
 
 
 def merge(
@@ -46,10 +53,11 @@ def merge(
     ranks: options.Ranks = None,
     tracks: options.TrackDetail = options.Tracks.warp,
     host: options.Host = None,
+    memory: options.Memory = None,
     as_json: options.Json = False,
 ) -> None:
     """Put the captures of all ranks on one time axis and write one trace."""
-    _convert(Source(captures, unaligned, strict, partial, window, ranks, tracks, host), output, as_json)
+    _convert(Source(captures, unaligned, strict, partial, window, ranks, tracks, host, memory), output, as_json)
 
 
 def export(
@@ -62,40 +70,83 @@ def export(
     ranks: options.Ranks = None,
     tracks: options.TrackDetail = options.Tracks.warp,
     host: options.Host = None,
+    memory: options.Memory = None,
     as_json: options.Json = False,
 ) -> None:
     """Write one capture in the format that the suffix of the output picks."""
-    _convert(Source([capture], unaligned, strict, partial, window, ranks, tracks, host), output, as_json)
+    _convert(Source([capture], unaligned, strict, partial, window, ranks, tracks, host, memory), output, as_json)
 
 
 def _convert(source: Source, output: Path, as_json: bool) -> None:
     """Reads the captures and writes `output` in the format of its suffix; prints what it holds."""
-    from tracekern.export.write import format_of, save
-    from tracekern.timeline.load import load
-    from tracekern.timeline.select import select
+    from tracekern.analysis.in_windows import Cost
+    from tracekern.export.write import format_of
 
-    format_name = format_of(output).name
+    chosen = format_of(output)
     window, ranks = parse_window(source.window), parse_ranks(source.ranks)
-    host = [parse_host(text) for text in source.host or []]
+    how = {
+        "unaligned": source.unaligned,
+        "strict": source.strict,
+        "partial": source.partial,
+        "host": [parse_host(text) for text in source.host or []],
+    }
+    memory = parse_memory(source.memory)
     if output.is_dir():
         raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
     check_files(output)
-    with working("reading and aligning the captures"):
-        timeline = load(
-            source.captures,
-            unaligned=source.unaligned,
-            strict=source.strict,
-            partial=source.partial,
-            host=host,
-        )
-        check_window(select(timeline, ranks=ranks), window)
-    with warnings_as_notes(), progress(f"writing {output.name}") as tell:
-        stats = save(timeline, output, tracks=source.tracks.value, window=window, ranks=ranks, progress=tell)
-    result = {"file": str(output), "format": format_name, **vars(stats), "aligned": timeline.aligned}
+    cost = replace(Cost.of(source.captures, memory), num_processes=1, disk_a_span=40, ns_a_span=5_000)
+    if cost.fits:
+        if memory is not None:
+            note(cost.in_memory)
+        timeline, stats = _in_memory(source, output, window, ranks, how)
+    else:
+        if ranks is not None:
+            raise BadInput(f"--ranks: {cost.describe()}, and windows are of all ranks; name their dumps with --partial")
+        if chosen.write_windows is None:
+            raise BadInput(f"{output}: {cost.in_memory}, and this format has no windows; choose another suffix")
+        timeline, stats = _in_windows(source, output, window, cost, how)
+    result = {"file": str(output), "format": chosen.name, **vars(stats), "aligned": timeline.aligned}
     if as_json:
         print_json({**result, "problems": _problems(timeline)})
     else:
         _print(result, timeline)
+
+
+def _in_memory(
+    source: Source, output: Path, window: tuple[int, int] | None, ranks: list[int] | None, how: dict[str, Any]
+) -> tuple[Timeline, ExportStats]:
+    """Returns the tables, with whatever rows, and what was written. how: to load it."""
+    from tracekern.export.write import save
+    from tracekern.timeline.load import load
+    from tracekern.timeline.select import select
+
+    with working("reading and aligning the captures"):
+        timeline = load(source.captures, **how)
+        check_window(select(timeline, ranks=ranks), window)
+    with warnings_as_notes(), progress(f"writing {output.name}") as tell:
+        stats = save(timeline, output, tracks=source.tracks.value, window=window, ranks=ranks, progress=tell)
+    return timeline, stats
+
+
+def _in_windows(
+    source: Source, output: Path, window: tuple[int, int] | None, cost: Cost, how: dict[str, Any]
+) -> tuple[Timeline, ExportStats]:
+    """Does so with one window in memory at a time."""
+    from tracekern.export.write import save_windows
+    from tracekern.files import scratch_directory
+    from tracekern.timeline.windowed import load_windows
+
+    note(f"in windows: {cost.describe()}")
+    with warnings_as_notes(), scratch_directory() as scratch, progress("reading ranks") as tell:
+        run = load_windows(source.captures, scratch, cost.spans_of_window, **how)
+        if run.why_whole:
+            note(f"all launches are one window: {run.why_whole}; {cost.in_memory}")
+
+        def tell_spans(done: int, total: int) -> None:
+            tell(done, total, f"writing {output.name}")
+
+        stats = save_windows(run, output, tracks=source.tracks.value, window=window, progress=tell_spans)
+    return run.skeleton, stats
 
 
 def _problems(timeline: Any) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from tracekern.errors import packages_for
 from tracekern.export import labels
 from tracekern.export.drawing import Drawing, argument_names, prepare
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
+from tracekern.export.windows import Drawings, RowsOfTracks, SpanNumbers, Windows
 from tracekern.files import atomic_file
 from tracekern.timeline.facts.roles import roles_of
 from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, named_peers
@@ -74,49 +75,74 @@ def write_parquet(
     Raises:
         BadInput: the timeline is in ticks, pyarrow is missing, or the file cannot be written.
     """
+    # `tracks` thins out what an eye has to take in. A table is asked: all its rows are there, and a query picks some.
+    return _write([prepare(timeline)], path, progress)
+
+
+def write_windows(
+    windows: Windows,
+    path: str | os.PathLike[str],
+    *,
+    tracks: TrackDetail = "warp",
+    progress: Progress | None = None,
+) -> ExportStats:
+    """Writes what write_parquet() writes of the whole, its rows in the order of the windows."""
+    return _write(windows.drawings(), path, progress)
+
+
+FORMAT = Format("parquet", (".parquet",), write_parquet, write_windows, order=3)
+
+
+def _write(drawings: Drawings, path: str | os.PathLike[str], progress: Progress | None) -> ExportStats:
     with packages_for("writing Parquet"):
         import pyarrow.parquet
-    # `tracks` thins out what an eye has to take in. A table is asked: all its rows are there, and a query picks some.
-    drawing = prepare(timeline)
-    timeline, tables = drawing.timeline, _TableMaker(drawing)
-    schema = tables.of_spans(0, 0).schema.with_metadata(labels.about(timeline))
-    num_spans = len(timeline.spans)
-    with atomic_file(path) as file, pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for first in range(0, num_spans, _ROWS_AT_A_TIME):
-            last = min(first + _ROWS_AT_A_TIME, num_spans)
+    rows, empty = RowsOfTracks.total(drawings), prepare(drawings[0].timeline.without_rows())
+    numbers, num_spans = SpanNumbers(rows.spans), int(rows.spans.sum())
+    about = labels.about(empty.timeline)
+    schema = _TableMaker(empty, numbers).of_spans(0, 0).schema.with_metadata(about)
+
+    def write_part(number: int, done: int) -> int:  # so that no part outlasts its turn
+        """Returns how many spans it has."""
+        tables = _TableMaker(drawings[number], numbers)
+        for first in range(0, tables.num_spans, _ROWS_AT_A_TIME):
+            last = min(first + _ROWS_AT_A_TIME, tables.num_spans)
             writer.write_table(tables.of_spans(first, last).cast(schema))
             if progress is not None:
-                progress(last, num_spans)
-        if len(timeline.marks):
+                progress(done + last, num_spans)
+        if tables.num_marks:
             writer.write_table(tables.of_marks().cast(schema))
-    return ExportStats(
-        spans=num_spans, flows=len(timeline.flows), bytes=os.path.getsize(path), marks=len(timeline.marks)
-    )
+        return tables.num_spans
 
-
-FORMAT = Format("parquet", (".parquet",), write_parquet, order=3)
+    with atomic_file(path) as file, pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        done = 0
+        for number in range(len(drawings)):
+            done += write_part(number, done)
+    return ExportStats(spans=num_spans, flows=rows.num_flows, bytes=os.path.getsize(path), marks=rows.num_marks)
 
 
 class _TableMaker:
-    """Arrow tables of a timeline's spans and marks, all with the same columns."""
+    """Arrow tables of a part's spans and marks, all with the same columns."""
 
-    def __init__(self, drawing: Drawing) -> None:
+    def __init__(self, drawing: Drawing, numbers: SpanNumbers) -> None:
+        """numbers: those of the spans, if all parts before have taken theirs."""
         self._timeline = timeline = drawing.timeline
+        self.num_spans, self.num_marks = len(timeline.spans), len(timeline.marks)
+        self._number = numbers.take(timeline.spans.track)
         self._nodes = {rank.rank: rank.node for rank in timeline.ranks}
         peers, self._peer = np.unique(_peers(drawing), return_inverse=True)
         self._peer_nodes = [self._nodes.get(rank, "") for rank in peers.tolist()]
         self._fields = _field_sources(timeline)
         flows = timeline.flows
         self._derived = _derived_columns(timeline)
-        self._flow_sources = _Neighbours(flows.wait, flows.signal)
-        self._flow_targets = _Neighbours(flows.signal, flows.wait)
+        self._flow_sources = _Neighbours(flows.wait, self._number[flows.signal])
+        self._flow_targets = _Neighbours(flows.signal, self._number[flows.wait])
 
     def of_spans(self, first: int, last: int) -> Any:
         spans = self._timeline.spans.take(slice(first, last))
         is_open = spans.end == OPEN_END
         return _table(
             {
-                "span": np.arange(first, last, dtype=np.int64),
+                "span": self._number[first:last],
                 **self._shared_columns(spans, spans.begin_payload),
                 "peer_node": _texts(self._peer_nodes, self._peer[first:last]),
                 "start_ns": spans.start,
@@ -248,9 +274,10 @@ def _field_sources(timeline: Timeline) -> dict[str, list[_FieldSource]]:
 
 
 class _Neighbours:
-    """For every span the spans at the other ends of its flows."""
+    """For every span the numbers of the spans at the other ends of its flows."""
 
     def __init__(self, span: Int64, other: Int64) -> None:
+        """span: index of the one end of each flow. other: number of the other."""
         order = np.argsort(span, kind="stable")
         self._span = span[order]
         self._other = other[order]

@@ -37,7 +37,8 @@ class TracksHeard:
         Of all ranks, or of the track's own rank where clocks are not aligned; the lowest int64 where nothing was
         recorded. A rank that died inside a span has recorded until then, and no other rank's time counts for it.
         """
-        last, ranks = self.last.copy(), timeline.track_ranks()
+        last: Int64 = self.last.copy()
+        ranks = timeline.track_ranks()
         inside = set(ranks[self.is_open].tolist())
         died = {rank.rank: rank.died_ns for rank in timeline.ranks if rank.died_ns is not None and rank.rank in inside}
         for rank, died_ns in died.items():

@@ -1,0 +1,85 @@
+"""What is written of a run window by window is what is written of all of it at once."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator import Case, LateHost, MoreWork, Shape, SlowWork, simulate
+
+from tests.paths import TRACES
+from tracekern.export.write import save, save_windows
+from tracekern.timeline.load import load
+from tracekern.timeline.windowed import WindowedRun, load_windows
+
+CAPTURES = sorted(path.parent.name for path in TRACES.glob("*/capture.json"))
+
+
+@contextlib.contextmanager
+def windowed(paths: Path, at_most: int) -> Iterator[WindowedRun]:
+    with tempfile.TemporaryDirectory() as scratch:
+        yield load_windows(paths, Path(scratch), at_most)
+
+
+def write_both(paths: Path, folder: Path, suffix: str, at_most: int, **options: Any) -> tuple[Path, Path, int]:
+    """Returns the file that was written of the whole, that of windows, and how many these were."""
+    whole, parts = folder / f"whole{suffix}", folder / f"parts{suffix}"
+    told = save(load(paths), whole, **options)
+    with windowed(paths, at_most) as run:
+        done: list[tuple[int, int]] = []
+        stats = save_windows(run, parts, progress=lambda *spans: done.append(spans), **options)
+        for name in ("spans", "marks", "flows", "spans_left_out", "flows_left_out", "part"):
+            assert getattr(stats, name) == getattr(told, name), name
+        assert stats.bytes == parts.stat().st_size
+        assert not stats.spans or done[-1] == (stats.spans, stats.spans)
+        return whole, parts, len(run.windows)
+
+
+def assert_same_table(whole: Path, parts: Path) -> None:
+    one, other = pl.read_parquet(whole), pl.read_parquet(parts)
+    assert pl.read_parquet_metadata(whole) == pl.read_parquet_metadata(parts)
+    assert one.schema == other.schema
+    spans = pl.col("span").is_not_null()
+    assert one.filter(spans).equals(other.filter(spans).sort("span"))
+    marks = (Counter(map(repr, table.filter(~spans).rows())) for table in (one, other))
+    assert next(marks) == next(marks)
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_tables_of_a_kept_capture(tmp_path: Path, name: str):
+    assert_same_table(*write_both(TRACES / name, tmp_path, ".parquet", 1)[:2])
+
+
+def draw_case(data: st.DataObject) -> Case:
+    shape = data.draw(st.sampled_from(list(Shape)))
+    injections = [(), (SlowWork(9_000, rank=0),), (MoreWork(rank=0),), (LateHost(9_000, rank=0),)]
+    return Case(
+        shape=shape,
+        num_ranks=data.draw(st.integers(2, 4)),
+        iterations=data.draw(st.integers(1, 6)),
+        injections=data.draw(st.sampled_from(injections)),
+        noise=0.2,
+        has_host_lane=data.draw(st.booleans()),
+        has_host_jitter=data.draw(st.booleans()),
+        ranks_per_node=data.draw(st.sampled_from([0, 2])),
+    )
+
+
+@settings(max_examples=10)
+@given(st.data())
+def test_a_table_of_any_run(data: st.DataObject):
+    with tempfile.TemporaryDirectory() as directory:
+        paths = simulate(draw_case(data), data.draw(st.integers(0, 99)), Path(directory) / "capture").directory
+        spans = load(paths).spans
+        first, last = sorted(data.draw(st.lists(st.integers(0, int(spans.end.max())), min_size=2, max_size=2)))
+        window = data.draw(st.sampled_from([None, (first, last + 1)]))
+        at_most = data.draw(st.integers(1, len(spans)))
+        assert_same_table(*write_both(paths, Path(directory), ".parquet", at_most, window=window)[:2])
