@@ -22,10 +22,12 @@ from tests.paths import TRACES
 from tracekern.cli.app import app
 from tracekern.cli.commands import open_trace
 from tracekern.export import labels
-from tracekern.export.drawing import first_waits, prepare
+from tracekern.export.drawing import prepare
 from tracekern.export.first_view import first_view
+from tracekern.export.first_waits import first_waits
 from tracekern.export.formats.chrome import write_chrome
 from tracekern.export.formats.perfetto import FLOWS_SQL, write_perfetto
+from tracekern.export.overview import Overview
 from tracekern.timeline.load import load
 from tracekern.timeline.model import EventClass, Timeline, TrackKind
 from tracekern.viewers import perfetto_ui, queries
@@ -83,9 +85,9 @@ def test_blocks_are_drawn_whole_and_launches_and_host_lanes_all(whole, sought, v
 def test_the_longest_waits_and_the_critical_path_are_in_it(whole, sought, view):
     """As `open` selects and names them."""
     part, drawn = first_view(prepare(whole), MAX_SPANS, sought), prepare(whole)
-    assert labels.describe_first_waits(part, 0) == labels.describe_first_waits(drawn, 0)
-    assert "outlier_wait" in labels.describe_first_waits(part, 0)
-    assert labels.marks_of_longest_wait(part) == labels.marks_of_longest_wait(drawn)
+    assert labels.describe_first_waits(Overview.total([part])) == labels.describe_first_waits(Overview.total([drawn]))
+    assert "outlier_wait" in labels.describe_first_waits(Overview.total([part]))
+    assert labels.marks_of_longest_wait(Overview.total([part])) == labels.marks_of_longest_wait(Overview.total([drawn]))
     assert sought[0] in kept_tracks(part)
     typical, longest = longest_waits(whole)
     spans, shift = whole.spans, max(0, -int(whole.spans.start.min()))
@@ -130,11 +132,11 @@ def test_of_a_block_that_is_too_large_what_is_near_the_longest_wait_is_drawn(who
     drawing = prepare(whole.replace(tracks=tracks))
     part = first_view(drawing, 2_000)
     assert len(part.timeline.spans) == 2_000
-    assert labels.describe_first_waits(part, 0) == labels.describe_first_waits(drawing, 0)
+    assert labels.describe_first_waits(Overview.total([part])) == labels.describe_first_waits(Overview.total([drawing]))
     assert part.part.startswith("all blocks, of these what is nearest in time to the longest wait: 2,000 of ")
-    spans, longest = part.timeline.spans, first_waits(part).longest
+    spans = part.timeline.spans
     device = part.timeline.tracks_of(TrackKind.DEVICE)[spans.track]
-    around = [np.abs(part.draw_end - part.draw_end[of]) < 20_000 for of in (longest, first_waits(part).outlier)]
+    around = [np.abs(part.draw_end - part.draw_end[of]) < 20_000 for of in first_waits(part).indices]
     assert (around[0] | around[1])[device].mean() > 0.5
 
 
@@ -182,6 +184,5 @@ def test_no_wait_of_start_up_is_what_a_reader_sees_first():
     start = timeline.spans.start - 50_000_000 * (in_barrier & timeline.events_of(EventClass.WAIT)[timeline.spans.event])
     drawing = prepare(timeline.replace(spans=dataclasses.replace(timeline.spans, start=start)))
     found = first_waits(drawing)
-    assert found.outlier == -1
-    names = [timeline.launches[launch].name for launch in drawing.timeline.spans.launch[[found.longest]].tolist()]
-    assert names == ["dispatch_send"]
+    assert found.outlier is None
+    assert timeline.launches[found.longest.launch].name == "dispatch_send"

@@ -33,6 +33,7 @@ from tracekern.cli.commands import open_trace
 from tracekern.errors import BadInput
 from tracekern.export import labels
 from tracekern.export.drawing import prepare
+from tracekern.export.overview import Overview
 from tracekern.export.write import save
 from tracekern.timeline.load import load
 from tracekern.timeline.model import OPEN_END, Timeline
@@ -396,7 +397,7 @@ def test_the_ranks_of_the_longest_wait_are_found_whatever_roles_are_called(tmp_p
     timeline, path = make_timeline(2), tmp_path / f"trace{suffix}"
     drawing = prepare(timeline.replace(tracks=tuple(dataclasses.replace(t, role=name) for t in timeline.tracks)))
     save(drawing.timeline, path)
-    text = labels.describe_first_waits(drawing, 0)["longest_wait"]
+    text = labels.describe_first_waits(Overview.total([drawing]))["longest_wait"]
     found = perfetto_ui.find_longest_wait(path)
     assert f"ts {found.ts} dur {found.dur} ({found.text})" == text
     assert (found.rank, found.releaser) == ("rank 0", "rank 1")

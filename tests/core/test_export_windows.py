@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import Case, LateHost, MoreWork, Shape, SlowWork, simulate
+from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
 from tests.paths import TRACES
 from tracekern.export.write import save, save_windows
@@ -53,6 +54,54 @@ def assert_same_table(whole: Path, parts: Path) -> None:
     assert next(marks) == next(marks)
 
 
+def rows_of(processor: TraceProcessor) -> dict[int, tuple[str, ...]]:
+    """Track id -> names from the root down."""
+    parents = {row[0]: row[1:] for row in processor.query("select id, parent_id, name from track")}
+
+    def names(track: int | None) -> tuple[str, ...]:
+        return () if track is None else (*names(parents[track][0]), parents[track][1])
+
+    return {track: names(track) for track in parents}
+
+
+def picture(path: Path) -> dict[str, Any]:
+    """Slices, with their rows, depths and arguments; arrows between slices; points of counters."""
+    processor = TraceProcessor(path)
+    assert_no_loss(processor)
+    rows = rows_of(processor)
+    found = slices_of(processor, arguments="args." if ".json" in path.name else "debug.", where="1")
+    at = {
+        row[0]: (rows[row[1]], *row[2:]) for row in processor.query("select id, track_id, depth, category from slice")
+    }
+    slices = {number: (*at[number], *found[number]) for number in found}
+    arrows = ((slices[one], slices[other]) for one, other in processor.query("select slice_out, slice_in from flow"))
+    points = processor.query("select track_id, ts, cast(value as int) from counter")
+    return {
+        "slices": Counter(slices.values()),
+        "arrows": Counter(arrows),
+        "points": Counter((rows[track], *point) for track, *point in points),
+    }
+
+
+def assert_same_picture(whole: Path, parts: Path) -> None:
+    one, other = picture(whole), picture(parts)
+    for what, drawn in one.items():
+        assert drawn == other[what], what
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        *((name, ".pftrace.gz") for name in ("h200_resident", "h200x4_late_host", "h200x2_late_rank", "h200_groups")),
+        *((name, ".json") for name in ("cpu_8_ranks", "h200_resident")),
+    ],
+)
+def test_a_picture_of_a_kept_capture(tmp_path: Path, name: str, suffix: str):
+    whole, parts, num_windows = write_both(TRACES / name, tmp_path, suffix, 1)
+    assert num_windows > 1
+    assert_same_picture(whole, parts)
+
+
 @pytest.mark.parametrize("name", CAPTURES)
 def test_tables_of_a_kept_capture(tmp_path: Path, name: str):
     assert_same_table(*write_both(TRACES / name, tmp_path, ".parquet", 1)[:2])
@@ -83,3 +132,18 @@ def test_a_table_of_any_run(data: st.DataObject):
         window = data.draw(st.sampled_from([None, (first, last + 1)]))
         at_most = data.draw(st.integers(1, len(spans)))
         assert_same_table(*write_both(paths, Path(directory), ".parquet", at_most, window=window)[:2])
+
+
+@settings(max_examples=10)
+@given(st.data())
+def test_a_picture_of_any_run(data: st.DataObject):
+    with tempfile.TemporaryDirectory() as directory:
+        paths = simulate(draw_case(data), data.draw(st.integers(0, 99)), Path(directory) / "capture").directory
+        spans = load(paths).spans
+        first, last = sorted(data.draw(st.lists(st.integers(0, int(spans.end.max())), min_size=2, max_size=2)))
+        options = {
+            "window": data.draw(st.sampled_from([None, (first, last + 1)])),
+            "tracks": data.draw(st.sampled_from(["warp", "block"])),
+        }
+        suffix, at_most = data.draw(st.sampled_from([".pftrace", ".json"])), data.draw(st.integers(1, len(spans)))
+        assert_same_picture(*write_both(paths, Path(directory), suffix, at_most, **options)[:2])

@@ -193,7 +193,7 @@ def test_the_order_of_a_rank_of_very_many_warps_is_an_int32():
     each, none = np.arange(len(tracks)), np.zeros(len(tracks), np.int32)
     spans = Spans(each.astype(np.int32), none, none, each, each + 5, none.astype(np.uint64), none.astype(np.uint64))
     timeline = make_timeline(1).replace(tracks=tracks, spans=spans, flows=Flows(), marks=Marks())
-    rows = lay_out(timeline).rows
+    rows = lay_out(timeline, np.ones(len(tracks), bool)).rows
     assert max(row.order for row in rows) < 1 << 31
     (group,) = (row for row in rows if row.name == "blocks")
     of_blocks = [row.order for row in rows if row.parent_uuid == group.uuid]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekern.errors import BadInput
-from tracekern.timeline.facts.iterations import find_iterations, launch_iterations
+from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.facts.open_spans import known_ends
 from tracekern.timeline.model import (
     OPEN_END,
@@ -21,7 +20,6 @@ from tracekern.timeline.model import (
     Int64,
     Launch,
     Mask,
-    Problem,
     Spans,
     Timeline,
     TrackKind,
@@ -31,10 +29,6 @@ from tracekern.timeline.select import take_tracks
 Permutation = npt.NDArray[np.intp]
 RESERVED_ARGUMENTS = frozenset({"launch", "launch_key", "communicator", "start_up", "epoch", "open", "released_by"})
 """Arguments that every span of a kernel has beside its fields. The span of a launch has fields that say the same."""
-
-MANY_ITERATIONS = 3
-"""With so many iterations or more, the one of median length is the typical one."""
-OUTLIER = 2
 
 
 @dataclass(frozen=True)
@@ -67,82 +61,6 @@ class Drawing:
     def in_start_up(self) -> Mask:
         """[num_spans]"""
         return np.append(self.is_start_up, False)[self.timeline.spans.launch]
-
-    def problem_times(self) -> list[tuple[Problem, int]]:
-        """Each problem with the time to draw it at: the end of its track, where a loss began, or the start of all.
-
-        There a nanosecond apart: instants of one time are drawn below each other, and would make their row a tower.
-        """
-        last_end = np.full(len(self.timeline.tracks), self.first_ns, np.int64)
-        np.maximum.at(last_end, self.timeline.spans.track, self.draw_end)
-        at_start = itertools.count(self.first_ns)
-        return [
-            (problem, int(last_end[problem.track]) if problem.track >= 0 else next(at_start))
-            for problem in self.timeline.problems
-        ]
-
-
-@dataclass(frozen=True)
-class FirstWaits:
-    """The waits that a reader should see first: indices of spans, -1 for none."""
-
-    longest: int
-    """The longest wait of the typical iteration; of all iterations if there are fewer than MANY_ITERATIONS."""
-    outlier: int
-    """The longest of all, where it is of another iteration and OUTLIER times as long."""
-    when: str = ""
-    """Which iteration the longest is of, in words; "" where there are few."""
-    outlier_when: str = ""
-
-
-def first_waits(drawing: Drawing) -> FirstWaits:
-    """A wait that never ended comes first, in whatever iteration."""
-    choices, spans = _choices(drawing), drawing.timeline.spans
-    longest = _longest(drawing, choices)
-    iterations = find_iterations(drawing.timeline)
-    if longest < 0 or spans.end[longest] == OPEN_END or len(iterations) < MANY_ITERATIONS:
-        return FirstWaits(longest, -1)
-    of_launch = np.append(iterations.of_launch, -1)[spans.launch]
-    number = int(iterations.number[iterations.best_median_worst()[1]])
-    is_typical = of_launch == number
-    typical = _longest(drawing, [choice & is_typical for choice in choices])
-    if typical < 0:
-        return FirstWaits(longest, -1)
-    wait_ns = drawing.draw_end - spans.start
-    is_outlier = not is_typical[longest] and wait_ns[longest] > OUTLIER * wait_ns[typical]
-    return FirstWaits(
-        longest=typical,
-        outlier=longest if is_outlier else -1,
-        when=f"in iteration {number}, of median length among {len(iterations)}",
-        outlier_when=f"in iteration {of_launch[longest]}" if of_launch[longest] >= 0 else "outside the iterations",
-    )
-
-
-def _longest(drawing: Drawing, choices: Sequence[Mask]) -> int:
-    """The longest span of the first choice that has any; -1 without."""
-    which = np.flatnonzero(next((choice for choice in choices if choice.any()), choices[-1]))
-    return int(which[(drawing.draw_end - drawing.timeline.spans.start)[which].argmax()]) if len(which) else -1
-
-
-def _choices(drawing: Drawing) -> list[Mask]:
-    """Waits of kernels and engines, [num_spans] masks, the preferred ones first.
-
-    Preferred is one that never ended, on a rank that lived to close its capture: what a kernel hung in. Then one that a
-    signal released, first of all that of another rank: it has an arrow to follow. One of start-up comes last.
-    """
-    timeline = drawing.timeline
-    is_wait = timeline.events_of(EventClass.WAIT)
-    is_theirs = timeline.tracks_of(TrackKind.DEVICE) | timeline.tracks_of(TrackKind.ENGINE)
-    spans = timeline.spans
-    chosen = is_wait[spans.event] & is_theirs[spans.track]
-    alive = {rank.rank for rank in timeline.ranks if rank.state != "salvaged"}
-    is_alive = np.array([track.rank in alive for track in timeline.tracks] or [False])
-    hung = chosen & (spans.end == OPEN_END)
-    rank = timeline.track_ranks()[spans.track]
-    is_released = chosen & (drawing.releaser >= 0)
-    from_afar = is_released & (rank[drawing.releaser] != rank)
-    later = ~drawing.in_start_up
-    return [hung & is_alive[spans.track], hung, from_afar & later, is_released & later, chosen & later, chosen]
 
 
 def prepare(timeline: Timeline, last_heard: Int64 | None = None) -> Drawing:
@@ -179,13 +97,6 @@ def prepare(timeline: Timeline, last_heard: Int64 | None = None) -> Drawing:
     )
 
 
-def limit_flows(drawing: Drawing, max_flows: int) -> Drawing:
-    """The drawing with at most `max_flows` arrows, those of the longest waits."""
-    if int(drawing.flow_drawable.sum()) <= max_flows:
-        return drawing
-    return replace(drawing, flow_drawn=drawing.flow_drawable & _of_longest_waits(drawing, max_flows))
-
-
 def argument_names(event: EventType, reserved: frozenset[str] = RESERVED_ARGUMENTS) -> tuple[list[str], list[str]]:
     """Names under which the begin and end fields of an event are shown: each once, and none of the reserved ones.
 
@@ -209,34 +120,30 @@ def launch_shape(launch: Launch) -> dict[str, int]:
     return {name: value for name, value in shape.items() if value}
 
 
-def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
-    """The timeline with one track per block and role, that of its first warp with spans; and how many it lacks."""
-    has_spans = np.bincount(timeline.spans.track, minlength=len(timeline.tracks)) > 0
-    first_warps: dict[tuple[int, int, int, str], int] = {}
+def first_warps(timeline: Timeline, num_spans: Int64) -> Mask:
+    """[num_tracks] which tracks stay where there is one per block and role: that of its first warp with spans, and all
+    that are of no kernel. num_spans: [num_tracks] of the whole run."""
+    first: dict[tuple[int, int, int, str], int] = {}
     for track_idx, track in enumerate(timeline.tracks):
-        if track.kind == TrackKind.DEVICE and has_spans[track_idx]:  # the warps of a block are in order
-            first_warps.setdefault((track.rank, track.stream, track.block, track.role), track_idx)
+        if track.kind == TrackKind.DEVICE and num_spans[track_idx]:  # the warps of a block are in order
+            first.setdefault((track.rank, track.stream, track.block, track.role), track_idx)
     kept = ~timeline.tracks_of(TrackKind.DEVICE)
-    kept[list(first_warps.values())] = True
-    reduced = take_tracks(timeline, kept)
-    return reduced, len(timeline.spans) - len(reduced.spans)
-
-
-def _of_longest_waits(drawing: Drawing, max_flows: int) -> Mask:
-    """[num_flows] False for flows of the shorter waits, beyond `max_flows`.
-
-    Those that a reader sees first come first. Waits for other ranks come before those within a rank, however long.
-    """
-    timeline, drawable = drawing.timeline, drawing.flow_drawable
-    signal, wait = timeline.flows.signal, timeline.flows.wait
-    wait_ns = np.where(drawable, drawing.draw_end[wait] - timeline.spans.start[wait], -1)
-    rank_of_track, track = timeline.track_ranks(), timeline.spans.track
-    is_local = rank_of_track[track[signal]] == rank_of_track[track[wait]]
-    first = first_waits(drawing)
-    is_first = np.isin(wait, (first.longest, first.outlier))
-    kept = np.ones(len(drawable), bool)
-    kept[np.lexsort((-wait_ns, is_local | ~drawable, ~is_first))[max_flows:]] = False
+    kept[list(first.values())] = True
     return kept
+
+
+def in_one_row_per_block(tables: Timeline, num_spans: Int64) -> Callable[[Timeline], Timeline]:
+    """What leaves first_warps() alone of any part of a run. Parts share the tables that are left."""
+    kept = first_warps(tables, num_spans)
+    left = take_tracks(tables, kept)
+    return lambda part: take_tracks(part, kept).replace(tracks=left.tracks, problems=left.problems)
+
+
+def keep_one_row_per_block(timeline: Timeline) -> tuple[Timeline, int]:
+    """The timeline with first_warps() alone; and how many spans it lacks."""
+    num_spans = np.bincount(timeline.spans.track, minlength=len(timeline.tracks))
+    reduced = take_tracks(timeline, first_warps(timeline, num_spans))
+    return reduced, len(timeline.spans) - len(reduced.spans)
 
 
 def _releasers(timeline: Timeline, draw_end: Int64, drawable: Mask, early: Mask) -> Int64:

@@ -1,4 +1,4 @@
-"""The part of a large Drawing that a browser loads in seconds: some blocks whole, and every launch and host lane."""
+"""The part of a large Drawing that a browser loads in seconds: some blocks whole, all lanes, arrows of long waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tracekern.export.drawing import Drawing, first_waits
+from tracekern.export.drawing import Drawing
+from tracekern.export.first_waits import first_waits
 from tracekern.export.labels import describe_releasers
 from tracekern.formatting import count
 from tracekern.timeline.model import EventClass, Int64, Mask, TrackKind
@@ -29,7 +30,7 @@ def first_view(drawing: Drawing, max_spans: int, sought: Sequence[int] = ()) -> 
     total = len(timeline.spans) + len(timeline.marks)
     if total <= max_spans:
         return drawing
-    first = _with_signals(drawing, [first_waits(drawing).longest, first_waits(drawing).outlier])
+    first = _with_signals(drawing, first_waits(drawing).indices)
     longest = _with_signals(drawing, _longest_waits(drawing))
     blocks = _Blocks.of(drawing)
     wanted = [*timeline.spans.track[first].tolist(), *timeline.spans.track[longest].tolist(), *sought]
@@ -41,6 +42,13 @@ def first_view(drawing: Drawing, max_spans: int, sought: Sequence[int] = ()) -> 
         says += ", of these what is nearest in time to the longest wait"
     part = f"{says}: {kept.sum():,} of {count(total, 'span')}"
     return _take(drawing, kept[: len(timeline.spans)], kept[len(timeline.spans) :], part)
+
+
+def limit_flows(drawing: Drawing, max_flows: int) -> Drawing:
+    """The drawing with at most `max_flows` arrows, those of the longest waits."""
+    if int(drawing.flow_drawable.sum()) <= max_flows:
+        return drawing
+    return replace(drawing, flow_drawn=drawing.flow_drawable & _of_longest_waits(drawing, max_flows))
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,8 @@ def _longest_waits(drawing: Drawing) -> list[int]:
 
 
 def _with_signals(drawing: Drawing, waits: Sequence[int]) -> list[int]:
-    """The waits, and behind each the signal that ended it; without -1."""
-    return [span for wait in waits if wait >= 0 for span in (wait, int(drawing.releaser[wait])) if span >= 0]
+    """The waits, and behind each the signal that ended it, if any did."""
+    return [span for wait in waits for span in (wait, int(drawing.releaser[wait])) if span >= 0]
 
 
 def _nearest(drawing: Drawing, kept: Mask, first: Sequence[int], max_spans: int) -> Mask:
@@ -158,3 +166,19 @@ def _take(drawing: Drawing, spans: Mask, marks: Mask, part: str) -> Drawing:
         released_by=(texts, which[spans]),
         part=part,
     )
+
+
+def _of_longest_waits(drawing: Drawing, max_flows: int) -> Mask:
+    """[num_flows] False for flows of the shorter waits, beyond `max_flows`.
+
+    Those that a reader sees first come first. Waits for other ranks come before those within a rank, however long.
+    """
+    timeline, drawable = drawing.timeline, drawing.flow_drawable
+    signal, wait = timeline.flows.signal, timeline.flows.wait
+    wait_ns = np.where(drawable, drawing.draw_end[wait] - timeline.spans.start[wait], -1)
+    rank_of_track, track = timeline.track_ranks(), timeline.spans.track
+    is_local = rank_of_track[track[signal]] == rank_of_track[track[wait]]
+    is_first = np.isin(wait, first_waits(drawing).indices)
+    kept = np.ones(len(drawable), bool)
+    kept[np.lexsort((-wait_ns, is_local | ~drawable, ~is_first))[max_flows:]] = False
+    return kept

@@ -7,9 +7,11 @@ import math
 import numpy as np
 
 from tracekern import __version__
-from tracekern.export.drawing import Drawing, first_waits
+from tracekern.export.drawing import Drawing
+from tracekern.export.first_waits import FoundWait
+from tracekern.export.overview import Overview
 from tracekern.formatting import count, duration
-from tracekern.timeline.model import OPEN_END, Int64, Problem, Rank, Timeline, Track, TrackKind, count_problems
+from tracekern.timeline.model import Int64, Problem, Rank, Timeline, Track, TrackKind, count_problems
 
 _CLOCKS = {"reference": "clock reference", "unaligned": "UNALIGNED"}
 """Texts for clocks that have no bound."""
@@ -74,58 +76,52 @@ def about(timeline: Timeline) -> dict[str, str]:
     return facts
 
 
-def describe_first_waits(drawing: Drawing, time_shift: int) -> dict[str, str]:
+def describe_first_waits(overview: Overview) -> dict[str, str]:
     """The waits that `tracekern open` leads to, by the names under which it looks for them (viewers/perfetto_ui.py)."""
-    first = first_waits(drawing)
+    first = overview.first_waits
     described = {}
-    if first.longest >= 0:
-        described["longest_wait"] = _describe_wait(drawing, first.longest, time_shift, first.when)
-    if first.outlier >= 0:
-        described["outlier_wait"] = _describe_wait(drawing, first.outlier, time_shift, first.outlier_when)
+    if first.longest:
+        described["longest_wait"] = _describe_wait(overview, first.longest, first.when)
+    if first.outlier:
+        described["outlier_wait"] = _describe_wait(overview, first.outlier, first.outlier_when)
     return described
 
 
-def _describe_wait(drawing: Drawing, span_idx: int, time_shift: int, when: str) -> str:
+def _describe_wait(overview: Overview, wait: FoundWait, when: str) -> str:
     """Where the wait is and what released it."""
-    spans, releaser = drawing.timeline.spans, int(drawing.releaser[span_idx])
-    start, length = int(spans.start[span_idx]), int(drawing.draw_end[span_idx] - spans.start[span_idx])
-    end = ", never ended" if spans.end[span_idx] == OPEN_END else ""
-    by = f"; released by {describe_span(drawing.timeline, releaser)}" if releaser >= 0 else ""
-    place = describe_span(drawing.timeline, span_idx)
-    lasts = f"{duration(length)} {when}".strip()
-    return f"ts {start + time_shift} dur {length} ({place}, {lasts}{end}{by})"
+    end = ", never ended" if wait.is_open else ""
+    tables = overview.tables
+    by = f"; released by {describe_place(tables, wait.by_track, wait.by_event)}" if wait.by_track >= 0 else ""
+    place, lasts = describe_place(tables, wait.track, wait.event), f"{duration(wait.wait_ns)} {when}".strip()
+    return f"ts {wait.start_ns + overview.time_shift} dur {wait.wait_ns} ({place}, {lasts}{end}{by})"
 
 
-def marks_of_longest_wait(drawing: Drawing) -> dict[int, str]:
+def marks_of_longest_wait(overview: Overview) -> dict[int, str]:
     """The tracks of the longest wait and of the signal that released it, each with what to put before its name.
 
     `tracekern open` pins rows by these words (viewers/perfetto_ui.py); SQL leaves them out (viewers/sql/tk_wait.sql).
     """
-    wait = first_waits(drawing).longest
-    releaser = int(drawing.releaser[wait]) if wait >= 0 else -1
-    marks: dict[int, str] = {}
-    for span_idx, words in ((releaser, "released it"), (wait, "longest wait")):
-        if span_idx >= 0:
-            track = int(drawing.timeline.spans.track[span_idx])
-            marks[track] = f"{words}: {_rank_of(drawing.timeline, track)} · "
-    return marks
+    wait = overview.first_waits.longest
+    if not wait:
+        return {}
+    words = {wait.by_track: "released it"} | {wait.track: "longest wait"}
+    return {track: f"{text}: {_rank_of(overview.tables, track)} · " for track, text in words.items() if track >= 0}
 
 
-def describe_spans(drawing: Drawing) -> str:
+def describe_spans(overview: Overview) -> str:
     """ "250000": the spans and marks that are drawn, for `tracekern open`."""
-    return str(len(drawing.timeline.spans) + len(drawing.timeline.marks))
+    return str(overview.num_spans + overview.num_marks)
 
 
-def describe_flows(drawing: Drawing) -> str:
+def describe_flows(overview: Overview) -> str:
     """ "5000 of 36556": the arrows that are drawn, of those that could be; `tracekern open` reads the first number."""
-    return f"{drawing.flow_drawn.sum()} of {drawing.flow_drawable.sum()}"
+    return f"{overview.num_drawn} of {overview.num_drawable}"
 
 
-def describe_span(timeline: Timeline, span_idx: int) -> str:
+def describe_place(timeline: Timeline, track_idx: int, event_idx: int) -> str:
     """ "rank 1 block 015 warp 03 send: signal_token", for a span of a kernel."""
-    track_idx = int(timeline.spans.track[span_idx])
-    event = timeline.events[timeline.spans.event[span_idx]].name
-    return f"{_rank_of(timeline, track_idx)} {flat_label(timeline.tracks[track_idx], 1)}: {event}"
+    place = f"{_rank_of(timeline, track_idx)} {flat_label(timeline.tracks[track_idx], 1)}"
+    return f"{place}: {timeline.events[event_idx].name}"
 
 
 def _rank_of(timeline: Timeline, track_idx: int) -> str:
@@ -143,7 +139,8 @@ def describe_releasers(drawing: Drawing) -> tuple[list[str], Int64]:
     signals = drawing.releaser[waits]
     kind = spans.track[signals].astype(np.int64) * len(drawing.timeline.events) + spans.event[signals]
     _, first, which[waits] = np.unique(kind, return_index=True, return_inverse=True)
-    return [describe_span(drawing.timeline, span_idx) for span_idx in signals[first].tolist()], which
+    places = zip(spans.track[signals[first]].tolist(), spans.event[signals[first]].tolist(), strict=True)
+    return [describe_place(drawing.timeline, *place) for place in places], which
 
 
 def rank_label(rank: Rank, num_nodes: int) -> str:

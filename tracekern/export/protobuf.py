@@ -12,7 +12,7 @@ from tracekern.timeline.model import Int64
 
 EXPLICIT_ORDER = 3
 MERGE_NONE = 2
-_CLEARED_AND_NEEDED = 3
+_NEEDED, _CLEARED_AND_NEEDED = 2, 3
 _PADDED_BYTES = 10  # of a varint of 64 bits
 
 
@@ -35,14 +35,20 @@ class Interner:
         self._texts: dict[Interned, list[str]] = {kind: [] for kind in Interned}
         self._iids: dict[tuple[Interned, str], int] = {}
         self._needed: dict[tuple[Interned, int], set[int]] = {}
+        """By kind and sequence, what is still to be named."""
+        self._named: dict[tuple[Interned, int], set[int]] = {}
 
     def iid(self, kind: Interned, text: str, sequence: int = _EVERY) -> int:
         """The number of `text`, which `sequence` needs; without one, all do."""
-        if (kind, text) not in self._iids:
-            self._iids[kind, text] = self.first_iid(kind, [text])
-        iid = self._iids[kind, text]
+        iid = self.number(kind, text)
         self.need(kind, [iid], sequence)
         return iid
+
+    def number(self, kind: Interned, text: str) -> int:
+        """The number of `text`. No sequence needs it yet."""
+        if (kind, text) not in self._iids:
+            self._iids[kind, text] = self.first_iid(kind, [text])
+        return self._iids[kind, text]
 
     def first_iid(self, kind: Interned, texts: Sequence[str]) -> int:
         """The number of the first of `texts`; the others follow it one by one. No sequence needs them yet."""
@@ -53,13 +59,20 @@ class Interner:
     def need(self, kind: Interned, iids: Iterable[int], sequence: int) -> None:
         self._needed.setdefault((kind, sequence), set()).update(iids)
 
+    @property
+    def sequences(self) -> list[int]:
+        """Those that need what they have not named."""
+        return sorted({sequence for (_, sequence), iids in self._needed.items() if iids} - {_EVERY})
+
     def encode(self, sequence: int) -> bytes:
-        """What `sequence` needs."""
-        entries = [
-            message(kind, varint_field(1, iid) + text_field(2, texts[iid - 1]))
-            for kind, texts in self._texts.items()
-            for iid in sorted(self._needed.get((kind, _EVERY), set()) | self._needed.get((kind, sequence), set()))
-        ]
+        """What `sequence` needs and has not named so far."""
+        entries = []
+        for kind, texts in self._texts.items():
+            named = self._named.setdefault((kind, sequence), set())
+            needed = self._needed.get((kind, _EVERY), set()) | self._needed.pop((kind, sequence), set())
+            for iid in sorted(needed - named):
+                entries.append(message(kind, varint_field(1, iid) + text_field(2, texts[iid - 1])))
+            named |= needed
         return b"".join(entries)
 
 
@@ -93,6 +106,11 @@ def packet(content: bytes, sequence: int) -> bytes:
 def interned_data(interner: Interner, sequence: int) -> bytes:
     """The packet that starts a sequence: clears its state and names what its events will refer to."""
     return packet(message(12, interner.encode(sequence)) + varint_field(13, _CLEARED_AND_NEEDED), sequence)
+
+
+def more_interned_data(interner: Interner, sequence: int) -> bytes:
+    """A packet on the way that names what further events of the sequence will refer to."""
+    return packet(message(12, interner.encode(sequence)) + varint_field(13, _NEEDED), sequence)
 
 
 def track_descriptor(uuid: int, name: str, parent_uuid: int, order: int, sequence: int) -> bytes:

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tracekern.export import labels
 from tracekern.timeline.facts.counters import Counter
 from tracekern.timeline.join.host_lanes import is_torch_lane
-from tracekern.timeline.model import Timeline, Track, TrackKind
+from tracekern.timeline.model import Mask, Timeline, Track, TrackKind
 
 _BLOCKS = "blocks"
 _TORCH = "torch profiler"
@@ -66,17 +64,20 @@ class Rows:
         return Row(row.uuid + lane * self.lane_stride, name, row.parent_uuid or row.uuid, order, row.sequence)
 
 
-def lay_out(timeline: Timeline, counters: Sequence[Counter] = (), marked: Mapping[int, str] | None = None) -> Rows:
+def lay_out(
+    timeline: Timeline, is_used: Mask, counters: Sequence[Counter] = (), marked: Mapping[int, str] | None = None
+) -> Rows:
     """Rows of the root, the ranks, the counters and the tracks that hold something. An empty track has no row.
 
-    `marked`: device tracks with the words to put before the names of their rows, for a viewer to find them by.
+    is_used: [num_tracks] where spans or marks are. `marked`: device tracks with the words
+    to put before the names of their rows, for a viewer to find them by.
     """
     rows = Rows(marked=dict(marked or {}))
     root = rows.add(labels.title(timeline), -1, 0)
     num_nodes = len({rank.node for rank in timeline.ranks})
     for order, rank in enumerate(sorted(timeline.ranks, key=lambda rank: rank.rank)):
         rows.of_rank[rank.rank] = rows.add(labels.rank_label(rank, num_nodes), root, order, SHARED_SEQUENCE + 1 + order)
-    used = _used_tracks(timeline)
+    used = _with_problems(timeline, is_used)
     tracks_of_rank: dict[int, list[int]] = {rank: [] for rank in rows.of_rank}
     rows.of_track = [root] * len(timeline.tracks)
     rows.of_counter = [root] * len(counters)
@@ -160,10 +161,6 @@ def sort_key(track: Track) -> tuple[int, int, int, int, str]:
     return 4 if is_torch_lane(track) else kind, track.block, track.stream, track.warp, track.name
 
 
-def _used_tracks(timeline: Timeline) -> list[bool]:
-    counts = np.bincount(timeline.spans.track, minlength=len(timeline.tracks))
-    counts = counts + np.bincount(timeline.marks.track, minlength=len(timeline.tracks))
-    for problem in timeline.problems:
-        if problem.track >= 0:
-            counts[problem.track] += 1
-    return [bool(count) for count in counts]
+def _with_problems(timeline: Timeline, is_used: Mask) -> list[bool]:
+    of_problems = {problem.track for problem in timeline.problems}
+    return [used or track in of_problems for track, used in enumerate(is_used.tolist())]

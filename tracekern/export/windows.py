@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tracekern.export.drawing import Drawing, prepare
+from tracekern.timeline.facts.iterations import Iterations, find_iterations
 from tracekern.timeline.facts.last_times import TracksHeard
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, select
@@ -20,13 +22,20 @@ Drawings = Sequence[Drawing]
 """Parts of a run that no flow leads out of, in the order of time. Their tables are those of the whole."""
 
 
+def _last_heard(parts: Iterator[Timeline]) -> Int64:
+    """[num_tracks] last times of a run by its parts, of which there is one at least."""
+    first = next(parts)
+    tables, heard = first.without_rows(), TracksHeard.of(first)
+    del first
+    return functools.reduce(operator.add, map(TracksHeard.of, parts), heard).by_clock(tables)
+
+
 class Windows:
     """A run on disk, or what of it reaches into a window of time. Its first part is what belongs to no launch."""
 
     def __init__(self, run: WindowedRun, window: Window | None = None) -> None:
         self._run, self._window = run, window
-        whole = (TracksHeard.of(run.part(number)) for number in range(len(self)))
-        self._heard = functools.reduce(operator.add, whole).by_clock(run.skeleton)
+        self._heard = _last_heard(map(run.part, range(len(self))))
 
     @property
     def tables(self) -> Timeline:
@@ -35,8 +44,17 @@ class Windows:
     def __len__(self) -> int:
         return 1 + len(self._run.windows)
 
+    @cached_property
+    def iterations(self) -> Iterations:
+        """Of all parts."""
+        return find_iterations(select(self._run.skeleton, self._window, last_heard=self._heard))
+
     def part(self, number: int) -> Timeline:
         return select(self._run.part(number), self._window, last_heard=self._heard)
+
+    def parts(self) -> Iterator[Timeline]:
+        """Yields each part, of which none is kept while the next one is read."""
+        return map(self.part, range(len(self)))
 
     def drawings(self, change: Callable[[Timeline], Timeline] | None = None) -> Drawings:
         """change: what becomes of each part before it is drawn."""
@@ -54,10 +72,7 @@ class _WindowDrawings(Drawings):
     def __init__(self, count: int, part: Callable[[int], Timeline], last_heard: Int64 | None) -> None:
         self._count, self._part = count, part
         self._latest: tuple[int, Drawing] | None = None
-        if last_heard is None:
-            heard = functools.reduce(operator.add, (TracksHeard.of(part(number)) for number in range(count)))
-            last_heard = heard.by_clock(part(0))
-        self._last_heard = last_heard
+        self._last_heard = _last_heard(map(part, range(count))) if last_heard is None else last_heard
 
     def __len__(self) -> int:
         return self._count
@@ -78,9 +93,12 @@ class RowsOfTracks:
     num_marks: int
     num_flows: int
 
+    @property
+    def num_spans(self) -> int:
+        return int(self.spans.sum())
+
     @classmethod
-    def of(cls, drawing: Drawing) -> RowsOfTracks:
-        timeline = drawing.timeline
+    def of(cls, timeline: Timeline) -> RowsOfTracks:
         spans = np.bincount(timeline.spans.track, minlength=len(timeline.tracks))
         return cls(spans, len(timeline.marks), len(timeline.flows))
 
@@ -90,8 +108,8 @@ class RowsOfTracks:
         )
 
     @classmethod
-    def total(cls, drawings: Drawings) -> RowsOfTracks:
-        return functools.reduce(operator.add, (cls.of(drawings[number]) for number in range(len(drawings))))
+    def total(cls, parts: Iterable[Timeline]) -> RowsOfTracks:
+        return functools.reduce(operator.add, map(cls.of, parts))
 
 
 class SpanNumbers:

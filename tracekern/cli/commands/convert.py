@@ -94,7 +94,7 @@ def _convert(source: Source, output: Path, as_json: bool) -> None:
     if output.is_dir():
         raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
     check_files(output)
-    cost = replace(Cost.of(source.captures, memory), num_processes=1, disk_a_span=40, ns_a_span=5_000)
+    cost = replace(Cost.of(source.captures, memory), num_processes=1, disk_a_span=40, ns_a_span=3_500)
     if cost.fits:
         if memory is not None:
             note(cost.in_memory)
@@ -104,7 +104,9 @@ def _convert(source: Source, output: Path, as_json: bool) -> None:
             raise BadInput(f"--ranks: {cost.describe()}, and windows are of all ranks; name their dumps with --partial")
         if chosen.write_windows is None:
             raise BadInput(f"{output}: {cost.in_memory}, and this format has no windows; choose another suffix")
-        timeline, stats = _in_windows(source, output, window, cost, how)
+        timeline, stats = _in_windows(source, output, window, cost, how) or _in_memory(
+            source, output, window, ranks, how
+        )
     result = {"file": str(output), "format": chosen.name, **vars(stats), "aligned": timeline.aligned}
     if as_json:
         print_json({**result, "problems": _problems(timeline)})
@@ -130,15 +132,19 @@ def _in_memory(
 
 def _in_windows(
     source: Source, output: Path, window: tuple[int, int] | None, cost: Cost, how: dict[str, Any]
-) -> tuple[Timeline, ExportStats]:
-    """Does so with one window in memory at a time."""
-    from tracekern.export.write import save_windows
+) -> tuple[Timeline, ExportStats] | None:
+    """Does so with one window in memory at a time. Returns None where that cannot be."""
+    from tracekern.export.write import format_of, save_windows
     from tracekern.files import scratch_directory
+    from tracekern.timeline.join.puts import has_puts
     from tracekern.timeline.windowed import load_windows
 
     note(f"in windows: {cost.describe()}")
     with warnings_as_notes(), scratch_directory() as scratch, progress("reading ranks") as tell:
         run = load_windows(source.captures, scratch, cost.spans_of_window, **how)
+        if format_of(output).for_browser and has_puts(run.skeleton):
+            note(f"all at once: arrows lead through proxies out of every window; {cost.in_memory}")
+            return None
         if run.why_whole:
             note(f"all launches are one window: {run.why_whole}; {cost.in_memory}")
 

@@ -31,11 +31,14 @@ from tracekern.export.drawing import (
 from tracekern.export.files import open_output
 from tracekern.export.first_view import first_view
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
+from tracekern.export.overview import Overview, to_draw
 from tracekern.export.rows import sort_key
+from tracekern.export.windows import Drawings, Windows
 from tracekern.timeline.facts.counters import Counter, count_events
+from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, has_rate
 from tracekern.timeline.join.puts import split_carried
-from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Launch, Timeline, TrackKind
+from tracekern.timeline.model import OPEN_END, EventClass, EventType, Field, Int64, Launch, Marks, Timeline, TrackKind
 
 _PLACE = ("block", "warp", "sm", "role", "group", "sub_warp")
 """What the metadata of a warp's thread says beside its name, for programs."""
@@ -60,30 +63,37 @@ def write_chrome(
         BadInput: the timeline is in ticks, or the file cannot be written.
     """
     timeline = split_carried(timeline)
-    total_flows = len(timeline.flows)
-    of_other_warps = 0
-    counters = count_events(timeline)
+    total_flows, of_other_warps, counters = len(timeline.flows), 0, count_events(timeline)
     if tracks == "block":
         timeline, of_other_warps = keep_one_row_per_block(timeline)
     drawing = prepare(timeline)
     if max_spans is not None:
         drawing = first_view(drawing, max_spans, sought)
-    num_flows = int(drawing.flow_drawable.sum())
+    overview = Overview.total([drawing])
     with open_output(path) as sink:
-        for lines in _Writer(drawing).pieces(counters, of_other_warps, progress):
+        for lines in _Writer(overview).pieces([drawing], counters, of_other_warps, progress):
             sink.write(lines.encode("utf-8", "replace"))
-    return ExportStats(
-        spans=len(drawing.timeline.spans),
-        flows=num_flows,
-        bytes=os.path.getsize(path),
-        marks=len(drawing.timeline.marks),
-        spans_left_out=of_other_warps + len(timeline.spans) - len(drawing.timeline.spans),
-        flows_left_out=total_flows - num_flows,
-        part=drawing.part,
-    )
+    return overview.stats(path, of_other_warps + len(timeline.spans), total_flows)
 
 
-FORMAT = Format("chrome", (".json", ".json.gz"), write_chrome, for_browser=True, order=2)
+def write_windows(
+    windows: Windows,
+    path: str | os.PathLike[str],
+    *,
+    tracks: TrackDetail = "warp",
+    progress: Progress | None = None,
+) -> ExportStats:
+    """Writes what write_chrome() writes of the whole, one window after the other.
+
+    Raises BadInput as write_chrome() does, or where there is no room for temporary files.
+    """
+    with to_draw(windows, tracks) as (drawings, overview, counters, rows), open_output(path) as sink:
+        for lines in _Writer(overview).pieces(drawings, counters, rows.num_spans - overview.num_spans, progress):
+            sink.write(lines.encode("utf-8", "replace"))
+    return overview.stats(path, rows.num_spans, rows.num_flows)
+
+
+FORMAT = Format("chrome", (".json", ".json.gz"), write_chrome, write_windows, for_browser=True, order=2)
 
 
 @dataclass
@@ -95,53 +105,79 @@ class _Row:
     open_ends: list[int] = field(default_factory=list)
 
 
+class _Part:
+    """What is looked up of the spans of one drawing."""
+
+    def __init__(self, drawing: Drawing, num_flows: int) -> None:
+        """num_flows: those of parts before this one."""
+        self._drawing, timeline = drawing, drawing.timeline
+        self.sources, self.targets = _flows_by_span(drawing, num_flows)
+        self.bytes, self.groups = bytes_of_spans(timeline).tolist(), groups_of_spans(timeline).tolist()
+        texts, self.releaser = labels.describe_releasers(drawing)
+        self.released_by = [f'"released_by":{_json(text)}' for text in texts]
+
+    def span_tuples(self, first: int, last: int) -> Iterator[tuple[int, ...]]:
+        spans = self._drawing.timeline.spans
+        columns = (spans.track, spans.event, spans.launch, spans.start, spans.end, self._drawing.draw_end)
+        payloads = (spans.begin_payload, spans.end_payload)
+        return zip(*(column[first:last].tolist() for column in (*columns, *payloads)), strict=True)
+
+
 class _Writer:
-    def __init__(self, drawing: Drawing) -> None:
-        self._drawing = drawing
-        self._timeline = drawing.timeline
-        self._time_shift = max(0, -drawing.first_ns)
+    def __init__(self, overview: Overview) -> None:
+        self._overview, self._tables = overview, overview.tables
+        self._time_shift = overview.time_shift
         self._lines: list[str] = []
-        ranks = [rank.rank for rank in self._timeline.ranks]
+        ranks = [rank.rank for rank in self._tables.ranks]
         self._banner_pid = max(ranks, default=-1) + 1
         self._next_tid = self._banner_pid + 1
         self._num_streams = {
-            rank: len({t.stream for t in self._timeline.tracks if t.rank == rank and t.kind == TrackKind.DEVICE})
+            rank: len({t.stream for t in self._tables.tracks if t.rank == rank and t.kind == TrackKind.DEVICE})
             for rank in ranks
         }
-        by_order = sorted(range(len(self._timeline.tracks)), key=lambda i: sort_key(self._timeline.tracks[i]))
+        by_order = sorted(range(len(self._tables.tracks)), key=lambda i: sort_key(self._tables.tracks[i]))
         self._order = {track: order for order, track in enumerate(by_order)}
         self._rows: dict[int, list[_Row]] = {}
-        self._sources, self._targets = _flows_by_span(drawing)
-        self._begin_arguments = [_argument_formatter(event.begin_fields, event, 0) for event in self._timeline.events]
-        self._end_arguments = [_argument_formatter(event.end_fields, event, 1) for event in self._timeline.events]
+        self._begin_arguments = [_argument_formatter(event.begin_fields, event, 0) for event in self._tables.events]
+        self._end_arguments = [_argument_formatter(event.end_fields, event, 1) for event in self._tables.events]
         self._launch_arguments = [
             _launch_arguments(launch, start_up)
-            for launch, start_up in zip(self._timeline.launches, drawing.is_start_up.tolist(), strict=True)
+            for launch, start_up in zip(
+                self._tables.launches, launch_iterations(self._tables).is_start_up.tolist(), strict=True
+            )
         ]
-        self._bytes, self._groups = bytes_of_spans(self._timeline).tolist(), groups_of_spans(self._timeline).tolist()
-        texts, self._releaser = labels.describe_releasers(drawing)
-        self._released_by = [f'"released_by":{_json(text)}' for text in texts]
+        self._num_spans = self._num_flows = 0
+        """So far."""
 
-    def pieces(self, counters: Sequence[Counter], spans_left_out: int, progress: Progress | None) -> Iterator[str]:
-        """The file, piece by piece."""
+    def pieces(
+        self, drawings: Drawings, counters: Sequence[Counter], spans_left_out: int, progress: Progress | None
+    ) -> Iterator[str]:
+        """The file, piece by piece. drawings: those of which the overview is."""
         yield '{"displayTimeUnit":"ns","traceEvents":[\n'
         self._write_header(spans_left_out)
         self._write_counters(counters)
         yield self._take_lines()
-        num_spans = len(self._timeline.spans)
-        for first in range(0, num_spans, _SPANS_AT_A_TIME):
-            last = min(first + _SPANS_AT_A_TIME, num_spans)
-            for index, row in enumerate(self._span_tuples(first, last), first):
-                self._write_span(index, *row)
-            yield self._take_lines()
-            if progress is not None:
-                progress(last, num_spans)
-        self._write_marks()
+        for number in range(len(drawings)):  # of which none is kept while the next one is read
+            yield from self._part(drawings[number], progress)
         self._write_problems()
         yield self._take_lines()
         # An event without a comma behind it ends the list.
         end = _json({"ph": "M", "pid": self._banner_pid, "name": "process_labels", "args": {"labels": "tracekern"}})
-        yield f'{end}\n],"metadata":{_json(labels.about(self._timeline))}}}\n'
+        yield f'{end}\n],"metadata":{_json(labels.about(self._tables))}}}\n'
+
+    def _part(self, drawing: Drawing, progress: Progress | None) -> Iterator[str]:
+        part, num_spans = _Part(drawing, self._num_flows), len(drawing.timeline.spans)
+        for first in range(0, num_spans, _SPANS_AT_A_TIME):
+            last = min(first + _SPANS_AT_A_TIME, num_spans)
+            for index, row in enumerate(part.span_tuples(first, last), first):
+                self._write_span(part, index, *row)
+            yield self._take_lines()
+            if progress is not None:
+                progress(self._num_spans + last, self._overview.num_spans)
+        self._write_marks(drawing.timeline.marks)
+        yield self._take_lines()
+        self._num_spans += num_spans
+        self._num_flows += int(drawing.flow_drawable.sum())
 
     def _take_lines(self) -> str:
         text = "".join(self._lines)
@@ -149,18 +185,17 @@ class _Writer:
         return text
 
     def _write_header(self, spans_left_out: int) -> None:
-        timeline = self._timeline
+        timeline, overview = self._tables, self._overview
         num_nodes = len({rank.node for rank in timeline.ranks})
         self._name_process(self._banner_pid, labels.title(timeline), 0)
         for rank in timeline.ranks:
             self._name_process(rank.rank, labels.rank_label(rank, num_nodes), rank.rank + 1)
-        banner = labels.banner(timeline, spans_left_out, part=self._drawing.part)
+        banner = labels.banner(timeline, spans_left_out, part=overview.part)
         prefix = self._new_thread(self._banner_pid, "about this trace", 0)
-        start, end = self._drawing.first_ns, self._drawing.last_ns
-        facts = labels.about(timeline)
-        facts |= labels.describe_first_waits(self._drawing, self._time_shift)
-        facts["num_spans"] = labels.describe_spans(self._drawing)
-        facts["num_flows"] = labels.describe_flows(self._drawing)
+        start, end = overview.first_ns, overview.last_ns
+        facts = labels.about(timeline) | labels.describe_first_waits(overview)
+        facts["num_spans"] = labels.describe_spans(overview)
+        facts["num_flows"] = labels.describe_flows(overview)
         arguments = _json(facts)
         self._event("X", start, prefix, _json(banner), "about", f',"dur":{_microseconds(end - start)}', arguments)
 
@@ -173,14 +208,9 @@ class _Writer:
                     f'"ts":{_microseconds(time + self._time_shift)},"args":{{"{counter.unit}":{value}}}}},\n'
                 )
 
-    def _span_tuples(self, first: int, last: int) -> Iterator[tuple[int, ...]]:
-        spans = self._timeline.spans
-        columns = (spans.track, spans.event, spans.launch, spans.start, spans.end, self._drawing.draw_end)
-        payloads = (spans.begin_payload, spans.end_payload)
-        return zip(*(column[first:last].tolist() for column in (*columns, *payloads)), strict=True)
-
     def _write_span(
         self,
+        part: _Part,
         index: int,
         track: int,
         event: int,
@@ -191,33 +221,33 @@ class _Writer:
         begin: int,
         ended: int,
     ) -> None:
-        kind = self._timeline.events[event]
+        kind = self._tables.events[event]
         parts = [self._begin_arguments[event](begin)]
         # A launch's own span names its launch and has the epoch among its fields.
         if launch >= 0 and kind.event_class is EventClass.LAUNCH:
-            parts.append(_json(launch_shape(self._timeline.launches[launch]))[1:-1])
+            parts.append(_json(launch_shape(self._tables.launches[launch]))[1:-1])
         elif launch >= 0:
             parts.append(self._launch_arguments[launch])
-        parts += self._derived_arguments(index, launch, kind, end - start)
+        parts += self._derived_arguments(part, index, launch, kind, end - start)
         parts.append('"open":true' if end == OPEN_END else self._end_arguments[event](ended))
-        if (releaser := self._releaser[index]) >= 0:
-            parts.append(self._released_by[releaser])
-        arguments = "{" + ",".join(part for part in parts if part) + "}"
-        name = _json(_name(kind, launch, begin, self._timeline.launches, self._timeline.host_names))
+        if (releaser := part.releaser[index]) >= 0:
+            parts.append(part.released_by[releaser])
+        arguments = "{" + ",".join(filter(None, parts)) + "}"
+        name = _json(_name(kind, launch, begin, self._tables.launches, self._tables.host_names))
         row = self._row_for(track, start, draw_end)
         row.open_ends.append(draw_end)
         duration = f',"dur":{_microseconds(draw_end - start)}'
         self._event("X", start, row.prefix, name, kind.event_class.value, duration, arguments)
-        for flow_id, early in self._sources.get(index, ()):
+        for flow_id, early in part.sources.get(index, ()):
             self._flow_end("s", "sent", start if early else draw_end, row.prefix, f',"id":{flow_id}')
-        for flow_id in self._targets.get(index, ()):
+        for flow_id in part.targets.get(index, ()):
             self._flow_end("f", "released", draw_end, row.prefix, f',"bp":"e","id":{flow_id}')
 
-    def _derived_arguments(self, index: int, launch: int, kind: EventType, length: int) -> list[str]:
+    def _derived_arguments(self, part: _Part, index: int, launch: int, kind: EventType, length: int) -> list[str]:
         parts = []
-        if (group := self._groups[index]) >= 0:
-            parts.append(f"{_json(self._timeline.launches[launch].group_field)}:{group}")
-        if (num_bytes := self._bytes[index]) >= 0:
+        if (group := part.groups[index]) >= 0:
+            parts.append(f"{_json(self._tables.launches[launch].group_field)}:{group}")
+        if (num_bytes := part.bytes[index]) >= 0:
             parts.append(f'"bytes":{num_bytes}')
             if has_rate(kind) and length > 0:
                 parts.append(f'"gb_per_s":{num_bytes / length:.2f}')
@@ -245,26 +275,25 @@ class _Writer:
         return self._rows[track]
 
     def _new_row(self, track_idx: int, lane: int) -> _Row:
-        track = self._timeline.tracks[track_idx]
+        track = self._tables.tracks[track_idx]
         name = labels.flat_label(track, self._num_streams.get(track.rank, 1)) + (f" (lane {lane + 1})" if lane else "")
         order = self._order[track_idx] * _ROWS_PER_TRACK + min(lane, _ROWS_PER_TRACK - 1)
         is_device = track.kind == TrackKind.DEVICE
         place = {key: getattr(track, key) for key in _PLACE} if is_device else {}
         return _Row(self._new_thread(track.rank, name, order, place))
 
-    def _write_marks(self) -> None:
-        marks = self._timeline.marks
+    def _write_marks(self, marks: Marks) -> None:
         columns = (marks.track, marks.event, marks.launch, marks.time, marks.payload)
         for track, event, launch, time, payload in zip(*(column.tolist() for column in columns), strict=True):
-            kind = self._timeline.events[event]
+            kind = self._tables.events[event]
             parts = [self._begin_arguments[event](payload), self._launch_arguments[launch] if launch >= 0 else ""]
-            arguments = "{" + ",".join(part for part in parts if part) + "}"
-            name = _json(_name(kind, launch, payload, self._timeline.launches, self._timeline.host_names))
+            arguments = "{" + ",".join(filter(None, parts)) + "}"
+            name = _json(_name(kind, launch, payload, self._tables.launches, self._tables.host_names))
             prefix = self._rows_of(track)[0].prefix
             self._event("i", time, prefix, name, kind.event_class.value, ',"s":"t"', arguments)
 
     def _write_problems(self) -> None:
-        for problem, time in self._drawing.problem_times():
+        for problem, time in self._overview.problem_times():
             if problem.track >= 0:
                 prefix = self._rows_of(problem.track)[0].prefix
             else:
@@ -331,15 +360,15 @@ def _argument_formatter(fields: tuple[Field, ...], event: EventType, which: int)
     return format_fields
 
 
-def _flows_by_span(drawing: Drawing) -> tuple[dict[int, list[tuple[int, bool]]], dict[int, list[int]]]:
-    """Signal -> (flow id, whether it leaves early), wait -> flow ids; ids from 1, over all ranks."""
+def _flows_by_span(drawing: Drawing, num_before: int) -> tuple[dict[int, list[tuple[int, bool]]], dict[int, list[int]]]:
+    """Signal -> (flow id, whether it leaves early), wait -> flow ids; ids from 1, over all ranks and parts."""
     drawable = np.flatnonzero(drawing.flow_drawable)
     signal: Int64 = drawing.timeline.flows.signal[drawable]
     wait: Int64 = drawing.timeline.flows.wait[drawable]
     sources: dict[int, list[tuple[int, bool]]] = {}
     targets: dict[int, list[int]] = {}
     edges = zip(signal.tolist(), wait.tolist(), drawing.flow_early[drawable].tolist(), strict=True)
-    for flow_id, (source, target, early) in enumerate(edges, 1):
+    for flow_id, (source, target, early) in enumerate(edges, num_before + 1):
         sources.setdefault(source, []).append((flow_id, early))
         targets.setdefault(target, []).append(flow_id)
     return sources, targets

@@ -96,8 +96,9 @@ FORMAT = Format("parquet", (".parquet",), write_parquet, write_windows, order=3)
 def _write(drawings: Drawings, path: str | os.PathLike[str], progress: Progress | None) -> ExportStats:
     with packages_for("writing Parquet"):
         import pyarrow.parquet
-    rows, empty = RowsOfTracks.total(drawings), prepare(drawings[0].timeline.without_rows())
-    numbers, num_spans = SpanNumbers(rows.spans), int(rows.spans.sum())
+    rows = RowsOfTracks.total(drawings[number].timeline for number in range(len(drawings)))
+    empty = prepare(drawings[0].timeline.without_rows())
+    numbers, num_spans = SpanNumbers(rows.spans), rows.num_spans
     about = labels.about(empty.timeline)
     schema = _TableMaker(empty, numbers).of_spans(0, 0).schema.with_metadata(about)
 

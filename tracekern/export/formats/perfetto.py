@@ -9,7 +9,7 @@ child of the signal at its start. Both instants have the category `flow`. FLOWS_
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,12 @@ from tracekern.export.drawing import (
     argument_names,
     keep_one_row_per_block,
     launch_shape,
-    limit_flows,
     prepare,
 )
-from tracekern.export.files import Bytes, open_output
-from tracekern.export.first_view import first_view
+from tracekern.export.files import Output, open_output
+from tracekern.export.first_view import first_view, limit_flows
 from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
+from tracekern.export.overview import Overview, to_draw
 from tracekern.export.protobuf import (
     Interned,
     Interner,
@@ -36,14 +36,17 @@ from tracekern.export.protobuf import (
     instant_packet,
     interned_annotation,
     interned_data,
+    more_interned_data,
     slice_packets,
     track_descriptor,
 )
-from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, Rows, lay_out
+from tracekern.export.rows import ROOT_UUID, SHARED_SEQUENCE, Row, lay_out
+from tracekern.export.windows import Drawings, Windows
 from tracekern.timeline.facts.counters import Counter, count_events
+from tracekern.timeline.facts.iterations import launch_iterations
 from tracekern.timeline.facts.span_facts import bytes_of_spans, groups_of_spans, has_rate
 from tracekern.timeline.join.puts import split_carried
-from tracekern.timeline.model import EventClass, EventType, Field, Flows, Int64, Launch, Timeline
+from tracekern.timeline.model import EventClass, EventType, Field, Flows, Int32, Int64, Launch, Timeline
 
 FLOWS_SQL = """
 select signal.id as signal_id, wait.id as wait_id
@@ -81,9 +84,7 @@ def write_perfetto(
         BadInput: the timeline is in ticks, the extension is not built, or the file cannot be written.
     """
     timeline = split_carried(timeline)
-    total_flows = len(timeline.flows)
-    of_other_warps = 0
-    counters = count_events(timeline)
+    total_flows, of_other_warps, counters = len(timeline.flows), 0, count_events(timeline)
     if tracks == "block":
         timeline, of_other_warps = keep_one_row_per_block(timeline)
     drawing = prepare(timeline)
@@ -91,56 +92,156 @@ def write_perfetto(
         drawing = first_view(drawing, max_spans, sought)
     if max_flows is not None:
         drawing = limit_flows(drawing, max_flows)
-    num_flows = int(drawing.flow_drawn.sum())
+
+    overview = Overview.total([drawing])
     with open_output(path, through_link) as sink:
-        for piece in encode(drawing, counters, spans_left_out=of_other_warps, progress=progress):
-            sink.write(piece)
-    return ExportStats(
-        spans=len(drawing.timeline.spans),
-        flows=num_flows,
-        bytes=os.path.getsize(path),
-        marks=len(drawing.timeline.marks),
-        spans_left_out=of_other_warps + len(timeline.spans) - len(drawing.timeline.spans),
-        flows_left_out=total_flows - num_flows,
-        part=drawing.part,
-    )
+        _Encoder(overview, counters).write(sink, [drawing], of_other_warps, progress)
+    return overview.stats(path, of_other_warps + len(timeline.spans), total_flows)
 
 
-FORMAT = Format("perfetto", (".pftrace", ".pftrace.gz"), write_perfetto, for_browser=True, order=1)
-
-
-def encode(
-    drawing: Drawing,
-    counters: Sequence[Counter] = (),
+def write_windows(
+    windows: Windows,
+    path: str | os.PathLike[str],
     *,
-    spans_left_out: int = 0,
+    tracks: TrackDetail = "warp",
     progress: Progress | None = None,
-) -> Iterator[Bytes]:
-    """The trace in pieces of about a megabyte, uncompressed."""
-    rows = lay_out(drawing.timeline, counters, labels.marks_of_longest_wait(drawing))
-    interner = Interner()
-    time_shift = max(0, -drawing.first_ns)
-    encoder = _make_encoder(drawing, rows, interner, time_shift)
-    yield _prologue(drawing, rows, interner, time_shift, spans_left_out)
-    for counter, row_idx in zip(counters, rows.of_counter, strict=True):
-        row = rows.rows[row_idx]
-        yield counter_packets(row.uuid, counter.time + time_shift, counter.value, row.sequence)
-    chunk_bytes = max(_CHUNK_BYTES, encoder.max_packet_bytes)
-    while True:
-        buffer = bytearray(chunk_bytes)
-        written = encoder.fill(buffer)
-        if written == 0:
-            break
-        yield memoryview(buffer)[:written]
-        if progress is not None:
-            progress(encoder.spans_written, len(drawing.timeline.spans))
-    lanes = [
-        _descriptor(rows.lane(rows.of_track[track_idx], lane))
-        for track_idx, num_lanes in enumerate(encoder.lanes_per_track)
-        for lane in range(1, num_lanes)
-    ]
-    # Instants of equal time become children of each other in file order: problems must come after `released`.
-    yield b"".join([*lanes, *_problem_instants(drawing, rows, time_shift)])
+) -> ExportStats:
+    """Writes what write_perfetto() writes of the whole, one window after the other.
+
+    Raises BadInput as write_perfetto() does, or where there is no room for temporary files.
+    """
+    with to_draw(windows, tracks) as (drawings, overview, counters, rows), open_output(path) as sink:
+        _Encoder(overview, counters).write(sink, drawings, rows.num_spans - overview.num_spans, progress)
+    return overview.stats(path, rows.num_spans, rows.num_flows)
+
+
+FORMAT = Format("perfetto", (".pftrace", ".pftrace.gz"), write_perfetto, write_windows, for_browser=True, order=1)
+
+
+class _Encoder:
+    """Writes a trace, uncompressed, in pieces of about a megabyte."""
+
+    def __init__(self, overview: Overview, counters: Sequence[Counter]) -> None:
+        self._overview, self._counters = overview, counters
+        self._interner, tables = Interner(), overview.tables
+        about = [counter.without_points() for counter in counters]
+        self._rows = lay_out(tables, overview.is_used, about, labels.marks_of_longest_wait(overview))
+        host_names = [name or "(no name)" for name in tables.host_names]
+        self._first_host_iid = self._interner.first_iid(Interned.EVENT_NAME, host_names)
+        self._tables = self._make_tables()
+        self._lanes = np.ones(len(tables.tracks), np.int64)
+        self._num_spans = self._num_flows = 0
+        """So far."""
+
+    def write(self, sink: Output, drawings: Drawings, spans_left_out: int, progress: Progress | None) -> None:
+        """drawings: those of which the overview is."""
+        rows, time_shift = self._rows, self._overview.time_shift
+        sink.write(self._prologue(spans_left_out))
+        for counter, row_idx in zip(self._counters, rows.of_counter, strict=True):
+            row = rows.rows[row_idx]
+            sink.write(counter_packets(row.uuid, counter.time + time_shift, counter.value, row.sequence))
+        for number in range(len(drawings)):  # of which none is kept while the next one is read
+            self._write_part(sink, drawings[number], progress)
+        lanes = [
+            _descriptor(rows.lane(rows.of_track[track_idx], lane))
+            for track_idx in np.flatnonzero(self._lanes > 1).tolist()
+            for lane in range(1, int(self._lanes[track_idx]))
+        ]
+        # Instants of equal time become children of each other in file order: problems must come after `released`.
+        sink.write(b"".join([*lanes, *self._problem_instants()]))
+
+    def _write_part(self, sink: Output, drawing: Drawing, progress: Progress | None) -> None:
+        encoder = self._encoder_of(drawing)
+        sink.write(b"".join(more_interned_data(self._interner, one) for one in self._interner.sequences))
+        chunk_bytes = max(_CHUNK_BYTES, encoder.max_packet_bytes)
+        while True:
+            buffer = bytearray(chunk_bytes)
+            written = encoder.fill(buffer)
+            if written == 0:
+                break
+            sink.write(memoryview(buffer)[:written])
+            if progress is not None:
+                progress(self._num_spans + encoder.spans_written, self._overview.num_spans)
+        self._lanes = np.maximum(self._lanes, np.array(encoder.lanes_per_track, np.int64))
+        self._num_spans += len(drawing.timeline.spans)
+        self._num_flows += int(drawing.flow_drawn.sum())
+
+    def _make_tables(self) -> dict[str, Any]:
+        tables, rows, interner = self._overview.tables, self._rows, self._interner
+        is_start_up = launch_iterations(tables).is_start_up.tolist()
+        return {
+            "tracks": [(rows.rows[row].uuid, rows.rows[row].sequence) for row in rows.of_track],
+            "events": [_event_table_entry(event, interner, self._first_host_iid) for event in tables.events],
+            "launches": [
+                _launch_table_entry(launch, start_up, interner, rows.rows[rows.of_rank.get(launch.rank, 0)].sequence)
+                for launch, start_up in zip(tables.launches, is_start_up, strict=True)
+            ],
+            "lane_stride": rows.lane_stride,
+            "time_shift": self._overview.time_shift,
+            "open_iid": interner.iid(Interned.ANNOTATION_NAME, "open"),
+            "bytes_iid": interner.iid(Interned.ANNOTATION_NAME, "bytes"),
+            "rate_iid": interner.iid(Interned.ANNOTATION_NAME, "gb_per_s"),
+            "released_by_iid": interner.iid(Interned.ANNOTATION_NAME, "released_by"),
+            "sent_iid": interner.iid(Interned.EVENT_NAME, "sent"),
+            "released_iid": interner.iid(Interned.EVENT_NAME, "released"),
+            "flow_category_iid": interner.iid(Interned.CATEGORY, "flow"),
+        }
+
+    def _encoder_of(self, drawing: Drawing) -> Any:
+        timeline = drawing.timeline
+        self._intern_host_names(timeline)
+        spans = _columns(timeline.spans, ("track", "event", "launch", "start", "end", "begin_payload", "end_payload"))
+        spans["draw_end"] = np.ascontiguousarray(drawing.draw_end)
+        spans["releaser_iid"] = self._intern_releasers(drawing)
+        spans["group"] = groups_of_spans(timeline)
+        spans["bytes"] = bytes_of_spans(timeline)
+        marks = _columns(timeline.marks, ("track", "event", "launch", "time", "payload"))
+        return encoder_class()(self._tables, spans, marks, _flow_ends(drawing, self._num_flows))
+
+    def _intern_host_names(self, timeline: Timeline) -> None:
+        """Each rank gets only names on its own rows: it may have thousands."""
+        named = np.flatnonzero(timeline.events_of(EventClass.HOST)[timeline.spans.event])
+        iid = timeline.spans.begin_payload[named].astype(np.int64) + self._first_host_iid
+        self._need_on_rows(Interned.EVENT_NAME, timeline.spans.track[named], iid)
+
+    def _intern_releasers(self, drawing: Drawing) -> npt.NDArray[np.uint32]:
+        """[num_spans] The number of the text that says what released a wait; 0 for other spans."""
+        texts, which = labels.describe_releasers(drawing)
+        numbers = [self._interner.number(Interned.ANNOTATION_STRING, text) for text in texts]
+        iid = np.array([*numbers, 0], np.int64)[which]  # -1 is the last
+        waits = np.flatnonzero(iid)
+        self._need_on_rows(Interned.ANNOTATION_STRING, drawing.timeline.spans.track[waits], iid[waits])
+        return iid.astype(np.uint32)
+
+    def _need_on_rows(self, kind: Interned, track: Int32, iid: Int64) -> None:
+        """Each sequence needs the numbers `iid` [n] of what is on its rows. track: [n]."""
+        sequence_of = np.array([self._rows.rows[row].sequence for row in self._rows.of_track], np.int64)
+        sequence = sequence_of[track]
+        for own in np.unique(sequence).tolist():
+            self._interner.need(kind, np.unique(iid[sequence == own]).tolist(), own)
+
+    def _prologue(self, spans_left_out: int) -> bytes:
+        overview, rows = self._overview, self._rows.rows
+        flows_left_out = overview.num_drawable - overview.num_drawn
+        banner = labels.banner(overview.tables, spans_left_out, flows_left_out, overview.part)
+        facts = labels.about(overview.tables) | labels.describe_first_waits(overview)
+        facts["num_spans"] = labels.describe_spans(overview)
+        facts["num_flows"] = labels.describe_flows(overview)
+        start, end = overview.first_ns + overview.time_shift, overview.last_ns + overview.time_shift
+        # What `tracekern open` looks for comes first: rows and names of many ranks are larger than what it reads.
+        parts = [_descriptor(rows[0]), slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE)]
+        parts += [_descriptor(row) for row in rows[1:]]
+        parts += [interned_data(self._interner, sequence) for sequence in sorted({row.sequence for row in rows})]
+        return b"".join(parts)
+
+    def _problem_instants(self) -> list[bytes]:
+        instants, rows = [], self._rows
+        for problem, time in self._overview.problem_times():
+            row = rows.of_track[problem.track] if problem.track >= 0 else rows.of_rank.get(problem.rank, 0)
+            arguments = {"severity": problem.severity, "kind": problem.kind, "count": str(problem.count)}
+            place = rows.rows[row].uuid, time + self._overview.time_shift
+            instants.append(instant_packet(*place, problem.text, "problem", arguments, SHARED_SEQUENCE))
+        return instants
 
 
 def encoder_class() -> Any:
@@ -152,65 +253,8 @@ def encoder_class() -> Any:
     return PerfettoEncoder
 
 
-def _make_encoder(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int) -> Any:
-    timeline = drawing.timeline
-    host_iid = _intern_host_names(timeline, rows, interner)
-    tables = {
-        "tracks": [(rows.rows[row].uuid, rows.rows[row].sequence) for row in rows.of_track],
-        "events": [_event_table_entry(event, interner, host_iid) for event in timeline.events],
-        "launches": [
-            _launch_table_entry(launch, start_up, interner, rows.rows[rows.of_rank.get(launch.rank, 0)].sequence)
-            for launch, start_up in zip(timeline.launches, drawing.is_start_up.tolist(), strict=True)
-        ],
-        "lane_stride": rows.lane_stride,
-        "time_shift": time_shift,
-        "open_iid": interner.iid(Interned.ANNOTATION_NAME, "open"),
-        "bytes_iid": interner.iid(Interned.ANNOTATION_NAME, "bytes"),
-        "rate_iid": interner.iid(Interned.ANNOTATION_NAME, "gb_per_s"),
-        "released_by_iid": interner.iid(Interned.ANNOTATION_NAME, "released_by"),
-        "sent_iid": interner.iid(Interned.EVENT_NAME, "sent"),
-        "released_iid": interner.iid(Interned.EVENT_NAME, "released"),
-        "flow_category_iid": interner.iid(Interned.CATEGORY, "flow"),
-    }
-    spans = _columns(timeline.spans, ("track", "event", "launch", "start", "end", "begin_payload", "end_payload"))
-    spans["draw_end"] = np.ascontiguousarray(drawing.draw_end)
-    spans["releaser_iid"] = _intern_releasers(drawing, rows, interner)
-    spans["group"] = groups_of_spans(timeline)
-    spans["bytes"] = bytes_of_spans(timeline)
-    marks = _columns(timeline.marks, ("track", "event", "launch", "time", "payload"))
-    return encoder_class()(tables, spans, marks, _flow_ends(drawing))
-
-
 def _columns(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: np.ascontiguousarray(getattr(table, name)) for name in names}
-
-
-def _intern_host_names(timeline: Timeline, rows: Rows, interner: Interner) -> int:
-    """Returns the number of the first name. Each rank gets only names on its own rows: it may have thousands."""
-    first = interner.first_iid(Interned.EVENT_NAME, [name or "(no name)" for name in timeline.host_names])
-    named = np.flatnonzero(timeline.events_of(EventClass.HOST)[timeline.spans.event])
-    iid = timeline.spans.begin_payload[named].astype(np.int64) + first
-    _need_on_rows(timeline, rows, interner, Interned.EVENT_NAME, named, iid)
-    return first
-
-
-def _intern_releasers(drawing: Drawing, rows: Rows, interner: Interner) -> npt.NDArray[np.uint32]:
-    """[num_spans] The number of the text that says what released a wait; 0 for other spans."""
-    texts, which = labels.describe_releasers(drawing)
-    iid = np.where(which >= 0, which + interner.first_iid(Interned.ANNOTATION_STRING, texts), 0)
-    waits = np.flatnonzero(iid)
-    _need_on_rows(drawing.timeline, rows, interner, Interned.ANNOTATION_STRING, waits, iid[waits])
-    return iid.astype(np.uint32)
-
-
-def _need_on_rows(
-    timeline: Timeline, rows: Rows, interner: Interner, kind: Interned, spans: npt.NDArray[np.intp], iid: Int64
-) -> None:
-    """Each sequence needs the numbers `iid` of those of the spans that are on its rows."""
-    sequence_of = np.array([rows.rows[row].sequence for row in rows.of_track], np.int64)
-    sequence = sequence_of[timeline.spans.track[spans]]
-    for own in np.unique(sequence).tolist():
-        interner.need(kind, np.unique(iid[sequence == own]).tolist(), own)
 
 
 def _event_table_entry(event: EventType, interner: Interner, host_iid: int) -> tuple[Any, ...]:
@@ -257,14 +301,19 @@ def _launch_table_entry(
     return name_iid, which + number("epoch", launch.epoch), shape, group_iid
 
 
-def _flow_ends(drawing: Drawing) -> dict[str, Any]:
-    """The flows that can be drawn, once in order of their signals and once in order of their waits. One id an edge."""
+def _flow_ends(drawing: Drawing, num_before: int) -> dict[str, Any]:
+    """The flows that can be drawn, once in order of their signals and once in order of their waits. One id an edge.
+
+    num_before: flows of parts before this one.
+    """
     timeline = drawing.timeline
     flows = Flows(timeline.flows.signal[drawing.flow_drawn], timeline.flows.wait[drawing.flow_drawn])
     early = drawing.flow_early[drawing.flow_drawn]
     # The signal's rank is in the high bits: traces of several ranks can be joined without mixing their arrows.
     rank_of_flow = timeline.track_ranks()[timeline.spans.track[flows.signal]].astype(np.uint64)
-    flow_id = (rank_of_flow + np.uint64(1) << np.uint64(40)) | np.arange(len(flows), dtype=np.uint64)
+    flow_id = (rank_of_flow + np.uint64(1) << np.uint64(40)) | np.arange(
+        num_before, num_before + len(flows), dtype=np.uint64
+    )
     ends = {}
     for side, span, ids in (
         ("signal", flows.signal[~early], flow_id[~early]),
@@ -275,32 +324,6 @@ def _flow_ends(drawing: Drawing) -> dict[str, Any]:
         ends[f"{side}_span"] = span[order]
         ends[f"{side}_id"] = ids[order]
     return ends
-
-
-def _prologue(drawing: Drawing, rows: Rows, interner: Interner, time_shift: int, spans_left_out: int) -> bytes:
-    timeline = drawing.timeline
-    flows_left_out = int((drawing.flow_drawable & ~drawing.flow_drawn).sum())
-    banner = labels.banner(timeline, spans_left_out, flows_left_out, drawing.part)
-    facts = labels.about(timeline)
-    start, end = drawing.first_ns + time_shift, drawing.last_ns + time_shift
-    facts |= labels.describe_first_waits(drawing, time_shift)
-    facts["num_spans"] = labels.describe_spans(drawing)
-    facts["num_flows"] = labels.describe_flows(drawing)
-    # What `tracekern open` looks for comes first: rows and names of many ranks are larger than what it reads.
-    parts = [_descriptor(rows.rows[0]), slice_packets(ROOT_UUID, start, end, banner, facts, SHARED_SEQUENCE)]
-    parts += [_descriptor(row) for row in rows.rows[1:]]
-    parts += [interned_data(interner, sequence) for sequence in sorted({row.sequence for row in rows.rows})]
-    return b"".join(parts)
-
-
-def _problem_instants(drawing: Drawing, rows: Rows, time_shift: int) -> list[bytes]:
-    instants = []
-    for problem, time in drawing.problem_times():
-        row = rows.of_track[problem.track] if problem.track >= 0 else rows.of_rank.get(problem.rank, 0)
-        arguments = {"severity": problem.severity, "kind": problem.kind, "count": str(problem.count)}
-        uuid = rows.rows[row].uuid
-        instants.append(instant_packet(uuid, time + time_shift, problem.text, "problem", arguments, SHARED_SEQUENCE))
-    return instants
 
 
 def _descriptor(row: Row) -> bytes:

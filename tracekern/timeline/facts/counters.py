@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,39 @@ class Counter:
     is_thinned: bool
     """The window was cut into MAX_POINTS cells, and each value is the largest of its cell."""
 
+    def without_points(self) -> Counter:
+        return replace(self, time=self.time[:0], value=self.value[:0])
+
+
+@dataclass(frozen=True)
+class CounterSteps:
+    """[n] changes of a counter, in whatever order. Those of all parts of a run make it."""
+
+    rank: int
+    name: str
+    unit: str
+    place: tuple[int, int, str]
+    """Among the counters of its rank; no two have the same."""
+    time: Int64
+    change: Int64
+
+    @classmethod
+    def of_stays(
+        cls, rank: int, name: str, unit: str, place: tuple[int, int, str], begin: Int64, end: Int64
+    ) -> CounterSteps:
+        """One more at each begin, one less at each end."""
+        change = np.concatenate([np.ones(len(begin), np.int64), -np.ones(len(end), np.int64)])
+        return cls(rank, name, unit, place, np.concatenate([begin, end]), change)
+
+    @property
+    def order(self) -> tuple[int, tuple[int, int, str]]:
+        """The counters are in ascending order."""
+        return self.rank, self.place
+
+    def counter(self) -> Counter:
+        """Of all steps. A clock error that shows a step down first leaves 0."""
+        return _accumulate(self.rank, self.name, self.unit, self.time, self.change)
+
 
 def count_events(timeline: Timeline) -> tuple[Counter, ...]:
     """The counters of every rank that has them, in the order of the ranks. Ranks that never wait get none.
@@ -42,17 +75,22 @@ def count_events(timeline: Timeline) -> tuple[Counter, ...]:
     Of engines: `transfers queued`, from their submission to their first write; `bytes under way`, from there to the
     end of the transfer; `writes under way` in each domain.
     """
-    counters = [
+    return tuple(steps.counter() for steps in find_steps(timeline))
+
+
+def find_steps(timeline: Timeline) -> list[CounterSteps]:
+    """Those of a timeline that is a part of a run, or all of it, in order."""
+    found = [
         *_stalled(timeline),
         *_in_flight(timeline),
         *_ring_fill(timeline),
         *_stage_fill(timeline),
         *_of_engines(timeline),
     ]
-    return tuple(sorted(counters, key=lambda counter: counter.rank))
+    return sorted(found, key=lambda steps: steps.order)
 
 
-def _stalled(timeline: Timeline) -> list[Counter]:
+def _stalled(timeline: Timeline) -> list[CounterSteps]:
     spans = timeline.spans
     is_wait = timeline.events_of(EventClass.WAIT)
     is_device = timeline.tracks_of(TrackKind.DEVICE)
@@ -66,11 +104,11 @@ def _stalled(timeline: Timeline) -> list[Counter]:
     counters = []
     for rank in np.unique(rank_of).tolist():
         own = rank_of == rank
-        counters.append(_make(rank, "stalled warps", "warps", start[own], end[own & ended]))
+        counters.append(CounterSteps.of_stays(rank, "stalled warps", "warps", (0, 0, ""), start[own], end[own & ended]))
     return counters
 
 
-def _in_flight(timeline: Timeline) -> list[Counter]:
+def _in_flight(timeline: Timeline) -> list[CounterSteps]:
     spans, signal, wait = timeline.spans, timeline.flows.signal, timeline.flows.wait
     of_event = _channel_names(timeline)
     names = sorted(set(of_event) - {""})
@@ -92,7 +130,9 @@ def _in_flight(timeline: Timeline) -> list[Counter]:
         for channel, name in enumerate(names):
             own = (rank_of == rank) & (channel_of[first] == channel) & (sent < received)
             if own.any():
-                counters.append(_make(rank, f"{name} in flight", "messages", sent[own], received[own]))
+                counters.append(
+                    CounterSteps.of_stays(rank, f"{name} in flight", "messages", (1, 0, name), sent[own], received[own])
+                )
     return counters
 
 
@@ -104,17 +144,19 @@ def _channel_names(timeline: Timeline) -> list[str]:
     return [channel.name if channel and (channel.key or not has_tokens) else "" for channel in data]
 
 
-def _ring_fill(timeline: Timeline) -> list[Counter]:
+def _ring_fill(timeline: Timeline) -> list[CounterSteps]:
     counters = []
     for steps in find_ring_steps(timeline):
         for rank in np.unique(steps.receiver).tolist():
             own = steps.receiver == rank
             name = f"{steps.channel.tail} ring fill"
-            counters.append(_accumulate(rank, name, "slots", steps.time[own], steps.change[own]))
+            counters.append(
+                CounterSteps(rank, name, "slots", (2, 0, steps.channel.name), steps.time[own], steps.change[own])
+            )
     return counters
 
 
-def _stage_fill(timeline: Timeline) -> list[Counter]:
+def _stage_fill(timeline: Timeline) -> list[CounterSteps]:
     of_block: dict[tuple[int, int], list[tuple[Int64, Int64]]] = {}
     for fill in find_stage_fills(timeline):
         change = np.diff(fill.value, prepend=0)
@@ -122,7 +164,7 @@ def _stage_fill(timeline: Timeline) -> list[Counter]:
     counters = []
     for (rank, block), fills in sorted(of_block.items()):
         time, change = (np.concatenate(columns) for columns in zip(*fills, strict=True))
-        counters.append(_accumulate(rank, f"stage fill, block {block}", "slots", time, change))
+        counters.append(CounterSteps(rank, f"stage fill, block {block}", "slots", (3, block, ""), time, change))
     return counters
 
 
@@ -130,7 +172,7 @@ _QUEUED, _TRANSFER, _WRITES = "queued", "transfer", ("write", "write_imm")
 """Events of csrc/fabric/events.h."""
 
 
-def _of_engines(timeline: Timeline) -> list[Counter]:
+def _of_engines(timeline: Timeline) -> list[CounterSteps]:
     spans, ranks = timeline.spans, timeline.track_ranks()
     is_engine = timeline.tracks_of(TrackKind.ENGINE)
     rows = np.flatnonzero(is_engine[spans.track] & (spans.end != OPEN_END))
@@ -141,27 +183,31 @@ def _of_engines(timeline: Timeline) -> list[Counter]:
         own = ranks[spans.track[rows]] == rank
         queued, whole = rows[own & (names == _QUEUED)], rows[own & (names == _TRANSFER)]
         if len(queued) and len(queued) == len(whole):  # each lies within its transfer, both in the order of tracks
-            counters.append(_make(rank, "transfers queued", "transfers", spans.start[queued], spans.end[queued]))
+            counters.append(
+                CounterSteps.of_stays(
+                    rank, "transfers queued", "transfers", (4, 0, ""), spans.start[queued], spans.end[queued]
+                )
+            )
             num_bytes = timeline.field(whole, "bytes")
             times = np.concatenate([spans.end[queued], spans.end[whole]])
             steps = np.concatenate([num_bytes, -num_bytes])
-            counters.append(_accumulate(rank, "bytes under way", "bytes", times, steps))
+            counters.append(CounterSteps(rank, "bytes under way", "bytes", (4, 1, ""), times, steps))
         for domain in sorted(set(roles[own & np.isin(names, _WRITES)].tolist())):
             writes = rows[own & (roles == domain)]
             counters.append(
-                _make(rank, f"writes under way, {domain}", "writes", spans.start[writes], spans.end[writes])
+                CounterSteps.of_stays(
+                    rank,
+                    f"writes under way, {domain}",
+                    "writes",
+                    (4, 2, domain),
+                    spans.start[writes],
+                    spans.end[writes],
+                )
             )
     return counters
 
 
-def _make(rank: int, name: str, unit: str, up: Int64, down: Int64) -> Counter:
-    """One more at each time of `up`, one less at each of `down`."""
-    step = np.concatenate([np.ones(len(up), np.int64), -np.ones(len(down), np.int64)])
-    return _accumulate(rank, name, unit, np.concatenate([up, down]), step)
-
-
 def _accumulate(rank: int, name: str, unit: str, times: Int64, step: Int64) -> Counter:
-    """More by each step at its time. A clock error that shows a step down first leaves 0."""
     time, place = np.unique(times, return_inverse=True)
     change = np.zeros(len(time), np.int64)
     np.add.at(change, place, step)

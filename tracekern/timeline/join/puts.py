@@ -61,6 +61,12 @@ def find_carried(timeline: Timeline) -> Carried:
     return Carried(flow, put_of[signal], _commands_of(timeline, put_of[signal]), came_of[signal])
 
 
+def has_puts(lanes: Timeline) -> bool:
+    """Whether proxies carried any. lanes: those of the engines of a run, with whatever else."""
+    is_put = np.array([event.name.startswith("put_") for event in lanes.events], bool)
+    return bool((is_put[lanes.spans.event] & lanes.tracks_of(TrackKind.ENGINE)[lanes.spans.track]).any())
+
+
 def split_carried(timeline: Timeline) -> Timeline:
     """The timeline with two flows in place of each that a proxy carried: from the signal to the command, and from the
     put to the wait. For pictures."""
