@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 
 import numpy as np
 import pytest
 from captures import CaptureSpec, write_capture
+from hypothesis import given
+from hypothesis import strategies as st
 from launched import COPY_NS, ITERATIONS, SPANS, WARPS, record
 from timelines import EVENTS, make_rank, make_spans, make_timeline, overwrite_begins
 
 import tracekern
 from tests.paths import TRACES
 from tracekern.analysis.difference import differences
-from tracekern.analysis.statistics import phase_statistics
+from tracekern.analysis.statistics import Lengths, SpanSums, phase_statistics, statistics_of
 from tracekern.errors import BadInput
 from tracekern.timeline.model import OPEN_END, ClockFit, Launch, Problem, Timeline, Track, TrackKind
+from tracekern.timeline.windowed import load_windows
 
 COPY, WAIT, LAUNCH = 0, 2, 5
 OPEN = int(OPEN_END)
@@ -255,3 +260,22 @@ def test_ranks_of_one_clock_are_not_apart(clocks, together):
         for number, clock in enumerate(clocks)
     )
     assert phase_statistics(timeline_of([], [], ranks=ranks, tracks=())).clock_hard_ns == together
+
+
+@given(st.lists(st.lists(st.integers(0, 2**40), min_size=1), min_size=2, max_size=4), st.integers(1, 3))
+def test_lengths_of_parts_have_the_quantiles_of_all(parts: list[list[int]], wide: int):
+    parts = [[value // 10 ** (4 * wide) for value in part] for part in parts]
+    whole = np.array([value for part in parts for value in part], np.int64)
+    lengths = functools.reduce(operator.add, (Lengths(np.array(part, np.int64)) for part in parts))
+    shares = (0.0, 0.25, 0.5, 0.99, 1.0)
+    assert lengths.quantiles(shares) == Lengths(whole).quantiles(shares) == np.quantile(whole, shares).tolist()
+    assert (lengths.num_spans, lengths.total_ns) == (len(whole), whole.sum())
+
+
+@pytest.mark.parametrize("name", ["h200_resident", "h200x4_late_host", "h200x4_two_hop", "two_hosts", "kv_cache"])
+def test_statistics_of_windows_are_those_of_the_whole(tmp_path, name):
+    run = load_windows(TRACES / name, tmp_path, 1)
+    assert len(run.windows) > 1 or name in ("two_hosts", "kv_cache")  # of engines, to which no window belongs
+    sums = functools.reduce(operator.add, (SpanSums.of(run.part(number)) for number in range(1 + len(run.windows))))
+    found, wanted = statistics_of(run.skeleton, sums), phase_statistics(tracekern.load(TRACES / name))
+    assert repr(vars(found)) == repr(vars(wanted))  # nan equals nan there

@@ -17,6 +17,8 @@ from simulator import Case, LateHost, MoreWork, Shape, SlowWork, simulate
 from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
 from tests.paths import TRACES
+from tracekern.export.format import TrackDetail
+from tracekern.export.windows import Windows
 from tracekern.export.write import save, save_windows
 from tracekern.timeline.load import load
 from tracekern.timeline.windowed import WindowedRun, load_windows
@@ -30,13 +32,20 @@ def windowed(paths: Path, at_most: int) -> Iterator[WindowedRun]:
         yield load_windows(paths, Path(scratch), at_most)
 
 
-def write_both(paths: Path, folder: Path, suffix: str, at_most: int, **options: Any) -> tuple[Path, Path, int]:
+def write_both(
+    paths: Path,
+    folder: Path,
+    suffix: str,
+    at_most: int,
+    window: tuple[int, int] | None = None,
+    tracks: TrackDetail = "warp",
+) -> tuple[Path, Path, int]:
     """Returns the file that was written of the whole, that of windows, and how many these were."""
     whole, parts = folder / f"whole{suffix}", folder / f"parts{suffix}"
-    told = save(load(paths), whole, **options)
+    told = save(load(paths), whole, window=window, tracks=tracks)
     with windowed(paths, at_most) as run:
         done: list[tuple[int, int]] = []
-        stats = save_windows(run, parts, progress=lambda *spans: done.append(spans), **options)
+        stats = save_windows(Windows(run, window), parts, tracks=tracks, progress=lambda *spans: done.append(spans))
         for name in ("spans", "marks", "flows", "spans_left_out", "flows_left_out", "part"):
             assert getattr(stats, name) == getattr(told, name), name
         assert stats.bytes == parts.stat().st_size
@@ -131,7 +140,7 @@ def test_a_table_of_any_run(data: st.DataObject):
         first, last = sorted(data.draw(st.lists(st.integers(0, int(spans.end.max())), min_size=2, max_size=2)))
         window = data.draw(st.sampled_from([None, (first, last + 1)]))
         at_most = data.draw(st.integers(1, len(spans)))
-        assert_same_table(*write_both(paths, Path(directory), ".parquet", at_most, window=window)[:2])
+        assert_same_table(*write_both(paths, Path(directory), ".parquet", at_most, window)[:2])
 
 
 @settings(max_examples=10)
@@ -141,9 +150,7 @@ def test_a_picture_of_any_run(data: st.DataObject):
         paths = simulate(draw_case(data), data.draw(st.integers(0, 99)), Path(directory) / "capture").directory
         spans = load(paths).spans
         first, last = sorted(data.draw(st.lists(st.integers(0, int(spans.end.max())), min_size=2, max_size=2)))
-        options = {
-            "window": data.draw(st.sampled_from([None, (first, last + 1)])),
-            "tracks": data.draw(st.sampled_from(["warp", "block"])),
-        }
+        window = data.draw(st.sampled_from([None, (first, last + 1)]))
+        tracks = data.draw(st.sampled_from(["warp", "block"]))
         suffix, at_most = data.draw(st.sampled_from([".pftrace", ".json"])), data.draw(st.integers(1, len(spans)))
-        assert_same_picture(*write_both(paths, Path(directory), suffix, at_most, **options)[:2])
+        assert_same_picture(*write_both(paths, Path(directory), suffix, at_most, window, tracks)[:2])

@@ -61,11 +61,11 @@ class Cost:
     def of(cls, captures: Sequence[Path], memory: int | None, every: int = 1) -> Cost:
         """memory: None for three quarters of what is free. every: see load().
 
-        Raises BadInput where the memory is too little for any window.
+        Raises BadInput where it is given and too little for any window.
         """
-        extent = Extent.peek(captures, every)
-        memory = free_memory()[0] * 3 // 4 if memory is None else memory
-        if memory < (least := _memory_of(_LEAST_SPANS)):
+        extent, least = Extent.peek(captures, every), _memory_of(_LEAST_SPANS)
+        memory = max(least, free_memory()[0] * 3 // 4) if memory is None else memory
+        if memory < least:
             raise BadInput(f"{_said(memory)} of memory are too little for any window; wanted {_said(least)} or more")
         num_processes = min(usable_cores(), max(1, memory // (2 * _BYTES_OF_A_PROCESS)))
         return cls(extent.num_spans, memory, num_processes, _why_whole(extent))

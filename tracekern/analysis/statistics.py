@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekern.analysis.partial import Partial
 from tracekern.errors import BadInput
 from tracekern.formatting import brief
 from tracekern.timeline.facts.iterations import LaunchIterations, launch_iterations
@@ -112,69 +113,139 @@ class RunStatistics:
         return values
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """How long spans took. Adds up over the parts of a run."""
+
+    values: Int64
+    """[n] ns"""
+    counts: Int64 | None = None
+    """[n] how often each value was met, which then are all different and ascend. None: once each, in any order."""
+
+    def __add__(self, other: Lengths) -> Lengths:
+        both = [
+            np.unique(own.values, return_counts=True) if own.counts is None else (own.values, own.counts)
+            for own in (self, other)
+        ]
+        values, place = np.unique(np.concatenate([values for values, _ in both]), return_inverse=True)
+        counts = np.zeros(len(values), np.int64)
+        np.add.at(counts, place, np.concatenate([counts for _, counts in both]))
+        return Lengths(values, counts)
+
+    @property
+    def num_spans(self) -> int:
+        return len(self.values) if self.counts is None else int(self.counts.sum())
+
+    @property
+    def total_ns(self) -> int:
+        return int((self.values if self.counts is None else self.values * self.counts).sum(dtype=np.int64))
+
+    def quantiles(self, shares: tuple[float, ...]) -> list[float]:
+        """Those of all values, to the last bit."""
+        if self.counts is None:
+            return [float(value) for value in np.quantile(self.values, shares)]
+        until, last = np.cumsum(self.counts), self.num_spans - 1
+        found = []
+        for share in shares:
+            below = int(share * last)
+            near = self.values[np.searchsorted(until, [below, min(below + 1, last)], "right")]
+            found.append(float(np.quantile(near, share * last - below)))
+        return found
+
+
+@dataclass(frozen=True)
+class _PhaseSums(Partial):
+    lengths: Lengths
+    waited_ns: int
+    """How long writers were in these spans, 0 if they are no waits."""
+
+
+@dataclass(frozen=True)
+class SpanSums(Partial):
+    """What statistics need of the spans of some whole calls. Adds up over the parts of a run."""
+
+    phases: dict[int, _PhaseSums]
+    """By stage * number of names + name."""
+    engines: dict[int, Lengths]
+    """By event, whatever transfer engines did: nothing says which iteration a transfer was of."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> SpanSums:
+        """Raises BadInput where it is in ticks."""
+        if timeline.unit != "ns":
+            raise BadInput(f"statistics of a timeline in {timeline.unit}; align it to ns first (tracekern.load)")
+        spans, (names, name_of_event) = timeline.spans, _unique_names(timeline)
+        phases = {}
+        for key, rows in _rows(timeline, launch_iterations(timeline), name_of_event, len(names)):
+            start, end = spans.start[rows], spans.end[rows]
+            is_wait = names[key % len(names)][1] is EventClass.WAIT
+            phases[key] = _PhaseSums(Lengths(end - start), _waited_ns(spans.track[rows], start, end) if is_wait else 0)
+        of_engine = np.flatnonzero(timeline.tracks_of(TrackKind.ENGINE)[spans.track] & ~spans.is_open)
+        engines = {}
+        for number in np.unique(spans.event[of_engine]).tolist():
+            rows = of_engine[spans.event[of_engine] == number]
+            engines[number] = Lengths(spans.end[rows] - spans.start[rows])
+        return cls(phases, engines)
+
+
 def phase_statistics(timeline: Timeline) -> RunStatistics:
     """Statistics of a Timeline in ns. Raises BadInput when it is in ticks."""
-    if timeline.unit != "ns":
-        raise BadInput(f"statistics of a timeline in {timeline.unit}; align it to ns first (tracekern.load)")
-    iterations = launch_iterations(timeline)
+    return statistics_of(timeline, SpanSums.of(timeline))
+
+
+def statistics_of(lanes: Timeline, sums: SpanSums) -> RunStatistics:
+    """Statistics of a run. lanes: those of its launches at least. sums: of all parts."""
+    iterations = launch_iterations(lanes)
     return RunStatistics(
-        phases=(*_phases(timeline, iterations), *_phases_of_engines(timeline)),
-        end_to_end_ns=_end_to_end(timeline, iterations),
+        phases=(*_phases(lanes, iterations, sums), *_phases_of_engines(lanes, sums)),
+        end_to_end_ns=_end_to_end(lanes, iterations),
         num_iterations=iterations.count,
         num_measured=iterations.count - iterations.first_measured,
         set_up_stages=iterations.set_up_stages,
-        resolution_ns=max((rank.resolution_ns for rank in timeline.ranks), default=0),
-        probe_cost_ns=probe_cost_ns(timeline),
-        clock_hard_ns=_clock_hard_ns(timeline),
-        losses=_losses(timeline),
+        resolution_ns=max((rank.resolution_ns for rank in lanes.ranks), default=0),
+        probe_cost_ns=probe_cost_ns(lanes),
+        clock_hard_ns=_clock_hard_ns(lanes),
+        losses=_losses(lanes),
     )
 
 
-def _phases(timeline: Timeline, iterations: LaunchIterations) -> Iterator[PhaseStatistics]:
-    names, name_of_event = _unique_names(timeline)
-    stage_time = _stage_time(timeline, iterations)
-    found = [(*divmod(key, len(names)), rows) for key, rows in _rows(timeline, iterations, name_of_event, len(names))]
-    spans = timeline.spans
+def _phases(lanes: Timeline, iterations: LaunchIterations, sums: SpanSums) -> Iterator[PhaseStatistics]:
+    names, _ = _unique_names(lanes)
+    stage_time = _stage_time(lanes, iterations)
+    found = [(*divmod(key, len(names)), own) for key, own in sorted(sums.phases.items())]
     times_named = Counter((stage, names[name][0]) for stage, name, _ in found)
-    for stage, name, rows in found:
+    for stage, name, own in found:
         event, event_class = names[name]
-        start, end = spans.start[rows], spans.end[rows]
-        durations = end - start
-        p50, p99 = np.quantile(durations, (0.5, 0.99))
+        p50, p99 = own.lengths.quantiles((0.5, 0.99))
         has_share = event_class is EventClass.WAIT and stage_time[stage] > 0
-        waited_ns = _waited_ns(spans.track[rows], start, end) if has_share else float("nan")
+        waited_ns = own.waited_ns if has_share else float("nan")
         yield PhaseStatistics(
             stage=iterations.stages[stage],
             event=event if times_named[stage, event] == 1 else f"{event} ({event_class.value})",
             event_class=event_class.value,
-            num_spans=len(durations),
-            total_ns=int(durations.sum(dtype=np.int64)),
-            p50_ns=float(p50),
-            p99_ns=float(p99),
+            num_spans=own.lengths.num_spans,
+            total_ns=own.lengths.total_ns,
+            p50_ns=p50,
+            p99_ns=p99,
             wait_share=waited_ns / stage_time[stage] if has_share else float("nan"),
             wait_per_iteration_ns=waited_ns / _num_iterations(iterations, stage),
         )
 
 
-def _phases_of_engines(timeline: Timeline) -> Iterator[PhaseStatistics]:
-    """What transfer engines did, all of it: nothing says which iteration a transfer was of."""
-    spans = timeline.spans
-    of_engine = np.flatnonzero(timeline.tracks_of(TrackKind.ENGINE)[spans.track] & ~spans.is_open)
-    for number in np.unique(spans.event[of_engine]).tolist():
-        event = timeline.events[number]
+def _phases_of_engines(lanes: Timeline, sums: SpanSums) -> Iterator[PhaseStatistics]:
+    for number, lengths in sorted(sums.engines.items()):
+        event = lanes.events[number]
         if event.name == ROUND_TRIP:  # of the recorder's own
             continue
-        rows = of_engine[spans.event[of_engine] == number]
-        durations = spans.end[rows] - spans.start[rows]
-        p50, p99 = np.quantile(durations, (0.5, 0.99))
+        p50, p99 = lengths.quantiles((0.5, 0.99))
         yield PhaseStatistics(
             stage=ENGINES,
             event=event.name,
             event_class=event.event_class.value,
-            num_spans=len(rows),
-            total_ns=int(durations.sum(dtype=np.int64)),
-            p50_ns=float(p50),
-            p99_ns=float(p99),
+            num_spans=lengths.num_spans,
+            total_ns=lengths.total_ns,
+            p50_ns=p50,
+            p99_ns=p99,
             wait_share=float("nan"),
             wait_per_iteration_ns=float("nan"),
         )

@@ -12,11 +12,12 @@ import typer
 from rich.text import Text
 
 from tracekern.cli import options
-from tracekern.cli.output import console, note, print_json, suggest, table
+from tracekern.cli.output import console, note, print_json, progress, suggest, table
 from tracekern.errors import BadInput
 from tracekern.formatting import duration, growth, metric_value
 
 if TYPE_CHECKING:
+    from tracekern.analysis.why.answer import Answer
     from tracekern.gate.compare import Change, Rules
     from tracekern.gate.report import Report
 
@@ -70,17 +71,18 @@ def make_rules(
     return Rules(value, min_runs, patterns, across_hosts, alternating)
 
 
-def add_cause(report: Report) -> Report:
-    """Adds the cause of what regressed, where the report of the capture that shows it names one."""
-    from tracekern.analysis.findings import analyze
+def add_cause(report: Report, memory: int | None = None) -> Report:
+    """Adds the cause of what regressed, where the report of the capture that shows it names one.
+
+    memory: as of Cost.of().
+    """
     from tracekern.gate.cause import grown_cause
-    from tracekern.timeline.load import load
     from tracekern.viewers.report.verdict import tell_cause
 
     if not report.look_at:
         return report
     try:
-        *base, head = [analyze(load(source)).answer for source in report.look_at]
+        *base, head = [_answer_of(Path(source), memory) for source in report.look_at]
     except BadInput:  # what the gate can read may not be on one axis
         return report
     if (found := grown_cause(head, base[0] if base else None)) is None:
@@ -88,6 +90,22 @@ def add_cause(report: Report) -> Report:
     cause, before_ns = found
     in_base = f" In base it costs {duration(before_ns)}." if before_ns > 0 else ""
     return dataclasses.replace(report, cause=f"{tell_cause(head, cause)}{in_base}")
+
+
+def _answer_of(capture: Path, memory: int | None) -> Answer:
+    from tracekern.analysis.findings import analyze
+    from tracekern.analysis.in_windows import Cost, findings_in_windows
+    from tracekern.timeline.load import load
+
+    cost = Cost.of([capture], memory)
+    if cost.fits:
+        return analyze(load(capture)).answer
+    note(f"{capture}: the cause, in windows: {cost.describe()}")
+    with (
+        progress("reading ranks") as tell,
+        findings_in_windows([capture], cost, tell, lambda _: None, None, {}) as found,
+    ):
+        return found.answer
 
 
 def finish(report: Report, outputs: Outputs, without_captures: str = "") -> None:

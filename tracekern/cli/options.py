@@ -88,7 +88,6 @@ def check_window(timeline: Timeline, window: tuple[int, int] | None, of_kernels:
 
 def check_window_of_parts(parts: Iterable[Timeline], window: tuple[int, int] | None, of_kernels: bool = False) -> None:
     """Does the same with the parts of a run, of which it looks at no more than it has to."""
-    from tracekern.formatting import duration
     from tracekern.timeline.model import TrackKind
     from tracekern.timeline.select import select, take_tracks
 
@@ -104,12 +103,18 @@ def check_window_of_parts(parts: Iterable[Timeline], window: tuple[int, int] | N
         first += [int(times.min()) for times in (spans.start, marks.time) if len(times)]
         last += [int(times.max(initial=0)) for times in (spans.start, spans.end, marks.time)]
     if first:
-        first_ns, last_ns = min(first), max(last)
-        what = "by kernels " if of_kernels else ""
-        raise BadInput(
-            f"--window: nothing was recorded {what}from {duration(window[0])} to {duration(window[1])}; "
-            f"the records lie between {duration(first_ns)} and {duration(last_ns)}"
-        )
+        raise nothing_recorded(window, (min(first), max(last)), "by kernels " if of_kernels else "")
+
+
+def nothing_recorded(window: tuple[int, int], records: tuple[int, int], whose: str = "") -> BadInput:
+    """Returns what to raise for a window that holds no records. records: between what times they lie, in ns."""
+    from tracekern.formatting import duration
+
+    asked, known = (tuple(map(duration, times)) for times in (window, records))
+    return BadInput(
+        f"--window: nothing was recorded {whose}from {asked[0]} to {asked[1]}; "
+        f"the records lie between {known[0]} and {known[1]}"
+    )
 
 
 def _parse_time(part: str, text: str) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from tracekern.export.drawing import Drawing, prepare
 from tracekern.timeline.facts.iterations import Iterations, find_iterations
 from tracekern.timeline.facts.last_times import TracksHeard
+from tracekern.timeline.join.damage import TrackTimes
 from tracekern.timeline.model import Int32, Int64, Timeline
 from tracekern.timeline.select import Window, select
 from tracekern.timeline.windowed import WindowedRun
@@ -51,6 +52,18 @@ class Windows:
 
     def part(self, number: int) -> Timeline:
         return select(self._run.part(number), self._window, last_heard=self._heard)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither spans nor marks."""
+        return not any(len(part.spans) or len(part.marks) for part in self.parts())
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """The first and the last time on record, in the window of time or not; (0, 0) without any."""
+        whole = functools.reduce(operator.add, map(TrackTimes.of, map(self._run.part, range(len(self)))))
+        first, last = int(whole.first.min()), int(whole.last.max())
+        return (first, max(0, last)) if first <= last else (0, 0)
 
     def parts(self) -> Iterator[Timeline]:
         """Yields each part, of which none is kept while the next one is read."""

@@ -15,7 +15,6 @@ from tracekern.export.format import ExportStats, Format, Progress, TrackDetail
 from tracekern.export.windows import Windows
 from tracekern.timeline.model import Timeline
 from tracekern.timeline.select import select
-from tracekern.timeline.windowed import WindowedRun
 
 MANY_SPANS = 5_000_000
 """More than this makes a browser slow or ends its memory."""
@@ -84,11 +83,10 @@ def save(
 
 
 def save_windows(
-    run: WindowedRun,
+    windows: Windows,
     path: str | os.PathLike[str],
     *,
     tracks: TrackDetail = "warp",
-    window: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> ExportStats:
     """Writes a run that does not fit into memory: what save() writes of all of it. Warns and raises as save() does.
@@ -97,7 +95,7 @@ def save_windows(
     """
     chosen = format_of(path)
     assert chosen.write_windows is not None
-    stats = chosen.write_windows(Windows(run, window), path, tracks=tracks, progress=progress)
+    stats = chosen.write_windows(windows, path, tracks=tracks, progress=progress)
     if chosen.for_browser:
         _warn_if_large(path, stats)
     return stats

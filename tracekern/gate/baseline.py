@@ -170,9 +170,16 @@ def numbered(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read_any(
-    paths: Iterable[Path], unaligned: bool = False, on_progress: Callable[[int, int], None] | None = None
+    paths: Iterable[Path],
+    unaligned: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+    memory: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> list[Run]:
-    """Reads the runs of captures, of directories of captures, and of files of runs. Calls on_progress(done, total)."""
+    """Reads the runs of captures, of directories of captures, and of files of runs. Calls on_progress(done, total).
+
+    memory, tell: as of read_run().
+    """
     sources = [source for path in paths for source in ([path] if path.suffix == ".json" else find_captures(path))]
     resolved = [source.resolve() for source in sources]
     for number, source in enumerate(sources):
@@ -180,7 +187,7 @@ def read_any(
             raise BadInput(f"{source}: named twice; one launch of the program counts once")
     runs = []
     for done, source in enumerate(sources, 1):
-        runs += read(source) if source.suffix == ".json" else [read_run(source, unaligned)]
+        runs += read(source) if source.suffix == ".json" else [read_run(source, unaligned, memory, tell)]
         if on_progress:
             on_progress(done, len(sources))
     return runs

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tracekern.analysis.left_out import left_out
-from tracekern.analysis.statistics import RunStatistics, phase_statistics
+from tracekern.analysis.statistics import RunStatistics, SpanSums, phase_statistics, statistics_of
 from tracekern.errors import BadInput
+from tracekern.files import scratch_directory
 from tracekern.formatting import brief, without_nan
 from tracekern.timeline.load import load
+from tracekern.timeline.windowed import load_windows
 
 
 def _is_text(value: Any) -> bool:
@@ -95,11 +99,28 @@ class Run:
         return Run(source=source, **{**values, **lists, "clock_hard_ns": bound})
 
 
-def read_run(path: Path, unaligned: bool = False) -> Run:
-    """Reads the run whose capture is in directory `path`. Raises BadInput if it cannot be read."""
-    timeline = load(path, unaligned=unaligned)
-    about = timeline.ranks[0].metadata
-    return make_run(str(path), phase_statistics(timeline), timeline, about)
+def read_run(
+    path: Path, unaligned: bool = False, memory: int | None = None, tell: Callable[[str], None] = lambda _: None
+) -> Run:
+    """Reads the run whose capture is in directory `path`, in windows where it does not fit into memory.
+
+    memory: bytes, as of Cost.of(). tell: takes a line about windows. Raises BadInput if it cannot be read.
+    """
+    from tracekern.analysis.in_windows import Cost
+
+    cost = Cost.of([path], memory)
+    cost = dataclasses.replace(cost, num_processes=1, disk_a_span=30, ns_a_span=2_500)
+    if cost.fits:
+        timeline = load(path, unaligned=unaligned)
+        return make_run(str(path), phase_statistics(timeline), timeline, timeline.ranks[0].metadata)
+    tell(f"{path}: in windows: {cost.describe()}")
+    with scratch_directory() as scratch:
+        run = load_windows(path, scratch, cost.spans_of_window, unaligned=unaligned)
+        if run.why_whole:
+            tell(f"{path}: all launches are one window: {run.why_whole}; {cost.in_memory}")
+        parts = (SpanSums.of(run.part(number)) for number in range(1 + len(run.windows)))
+        statistics = statistics_of(run.skeleton, functools.reduce(operator.add, parts))
+        return make_run(str(path), statistics, run.skeleton, run.skeleton.ranks[0].metadata)
 
 
 def _describe_device(timeline: Any) -> str:

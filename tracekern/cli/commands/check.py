@@ -46,6 +46,7 @@ def check(
     on_undecided: gate_output.Undecided = gate_output.OnUndecided.fail,
     across_hosts: Annotated[bool, typer.Option("--across-hosts", help="Compare runs of different machines.")] = False,
     unaligned: options.Unaligned = False,
+    memory: options.Memory = None,
     storage: Annotated[Path, typer.Option(help="Where baselines are kept.")] = Path(".tracekern"),
     append: _Append = None,
     trend: _Trend = None,
@@ -68,8 +69,9 @@ def check(
     options.check_files(append, trend, junit, markdown)
     if not (against or save or limits or append):
         raise BadInput("nothing to check: give --against BASELINE, --max NAME=LIMIT, --save or --append")
-    head = _read_new(runs, unaligned, append)
-    base, base_name = _base(against, head, save, storage, unaligned)
+    limit = options.parse_memory(memory)
+    head = _read_new(runs, unaligned, append, limit)
+    base, base_name = _base(against, head, save, storage, unaligned, limit)
     report = check_runs(
         head,
         base,
@@ -84,7 +86,7 @@ def check(
         _save(head, rules, storage, "they regressed" if report.outcome is Outcome.REGRESSED else doubt)
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
-    gate_output.finish(gate_output.add_cause(report), gate_output.Outputs(as_json, junit, markdown))
+    gate_output.finish(gate_output.add_cause(report, limit), gate_output.Outputs(as_json, junit, markdown))
 
 
 def _limits(config: Path | None, texts: list[str]) -> list[Budget]:
@@ -97,25 +99,25 @@ def _limits(config: Path | None, texts: list[str]) -> list[Budget]:
     return list({budget.name: budget for budget in budgets}.values())
 
 
-def _read(paths: list[Path], unaligned: bool) -> list[Run]:
+def _read(paths: list[Path], unaligned: bool, memory: int | None) -> list[Run]:
     from tracekern.gate.baseline import read_any
 
     with progress("reading captures") as tell:
-        return read_any(paths, unaligned, tell)
+        return read_any(paths, unaligned, tell, memory, note)
 
 
-def _read_new(paths: list[Path], unaligned: bool, append: Path | None) -> list[Run]:
+def _read_new(paths: list[Path], unaligned: bool, append: Path | None, memory: int | None) -> list[Run]:
     """Reads the runs. Raises BadInput if they are to be appended to a history that has one of them."""
     from tracekern.gate.history import require_new
 
-    runs = _read(paths, unaligned)
+    runs = _read(paths, unaligned, memory)
     if append:
         require_new(append, runs)
     return runs
 
 
 def _base(
-    against: str | None, head: list[Run], save: bool, storage: Path, unaligned: bool
+    against: str | None, head: list[Run], save: bool, storage: Path, unaligned: bool, memory: int | None
 ) -> tuple[list[Run] | None, str]:
     """Returns the runs to compare with and their name; no runs if the first baseline is about to be saved."""
     from tracekern.gate.baseline import NoBaseline, find
@@ -129,7 +131,7 @@ def _base(
             raise
         note(f"no baseline in {storage} yet: these runs become the first")
         return None, ""
-    return _read([path], unaligned), str(path)
+    return _read([path], unaligned, memory), str(path)
 
 
 def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:

@@ -13,6 +13,7 @@ from tracekern.cli.options import (
     Tracks,
     check_files,
     check_window,
+    nothing_recorded,
     parse_host,
     parse_memory,
     parse_ranks,
@@ -134,6 +135,7 @@ def _in_windows(
     source: Source, output: Path, window: tuple[int, int] | None, cost: Cost, how: dict[str, Any]
 ) -> tuple[Timeline, ExportStats] | None:
     """Does so with one window in memory at a time. Returns None where that cannot be."""
+    from tracekern.export.windows import Windows
     from tracekern.export.write import format_of, save_windows
     from tracekern.files import scratch_directory
     from tracekern.timeline.join.puts import has_puts
@@ -148,10 +150,14 @@ def _in_windows(
         if run.why_whole:
             note(f"all launches are one window: {run.why_whole}; {cost.in_memory}")
 
+        windows = Windows(run, window)
+        if window is not None and windows.is_empty and (times := windows.times) != (0, 0):
+            raise nothing_recorded(window, times)
+
         def tell_spans(done: int, total: int) -> None:
             tell(done, total, f"writing {output.name}")
 
-        stats = save_windows(run, output, tracks=source.tracks.value, window=window, progress=tell_spans)
+        stats = save_windows(windows, output, tracks=source.tracks.value, progress=tell_spans)
     return run.skeleton, stats
 
 
