@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -16,7 +19,9 @@ from hypothesis import strategies as st
 from simulator import Case, LateHost, MoreWork, Shape, SlowWork, simulate
 from trace_processor import TraceProcessor, assert_no_loss, slices_of
 
+from tests.damaged_cases import damage_capture, make_bases
 from tests.paths import TRACES
+from tracekern.errors import BadInput
 from tracekern.export.format import TrackDetail
 from tracekern.export.windows import Windows
 from tracekern.export.write import save, save_windows
@@ -27,9 +32,9 @@ CAPTURES = sorted(path.parent.name for path in TRACES.glob("*/capture.json"))
 
 
 @contextlib.contextmanager
-def windowed(paths: Path, at_most: int) -> Iterator[WindowedRun]:
+def windowed(paths: Path, at_most: int, **how: Any) -> Iterator[WindowedRun]:
     with tempfile.TemporaryDirectory() as scratch:
-        yield load_windows(paths, Path(scratch), at_most)
+        yield load_windows(paths, Path(scratch), at_most, **how)
 
 
 def write_both(
@@ -39,11 +44,12 @@ def write_both(
     at_most: int,
     window: tuple[int, int] | None = None,
     tracks: TrackDetail = "warp",
+    **how: Any,
 ) -> tuple[Path, Path, int]:
-    """Returns the file that was written of the whole, that of windows, and how many these were."""
+    """Returns the file that was written of the whole, that of windows, and how many these were. how: to load it."""
     whole, parts = folder / f"whole{suffix}", folder / f"parts{suffix}"
-    told = save(load(paths), whole, window=window, tracks=tracks)
-    with windowed(paths, at_most) as run:
+    told = save(load(paths, **how), whole, window=window, tracks=tracks)
+    with windowed(paths, at_most, **how) as run:
         done: list[tuple[int, int]] = []
         stats = save_windows(Windows(run, window), parts, tracks=tracks, progress=lambda *spans: done.append(spans))
         for name in ("spans", "marks", "flows", "spans_left_out", "flows_left_out", "part"):
@@ -154,3 +160,25 @@ def test_a_picture_of_any_run(data: st.DataObject):
         tracks = data.draw(st.sampled_from(["warp", "block"]))
         suffix, at_most = data.draw(st.sampled_from([".pftrace", ".json"])), data.draw(st.integers(1, len(spans)))
         assert_same_picture(*write_both(paths, Path(directory), suffix, at_most, window, tracks)[:2])
+
+
+def test_tables_of_damaged_captures(tmp_path: Path):
+    """With spans that never ended, lost launches and clocks that cannot be."""
+    warnings.simplefilter("ignore")  # numbers that are damaged run over
+    bases, num_open, num_windows = make_bases(tmp_path), 0, 0
+    for case in range(60):
+        draw, directory = random.Random(case), tmp_path / f"case_{case}"
+        damage_capture(draw, draw.choice(bases), directory)
+        try:
+            spans = load(directory, unaligned=case % 2 == 0, partial=True).spans
+        except BadInput:
+            continue
+        window = (int(spans.start.min()), int(np.median(spans.start)) + 1) if len(spans) and case % 3 == 0 else None
+        whole, parts, count = write_both(
+            directory, tmp_path, ".parquet", 1, window, unaligned=case % 2 == 0, partial=True
+        )
+        assert_same_table(whole, parts)
+        num_open += bool(spans.is_open.any())
+        num_windows += count > 1
+    assert num_open > 5
+    assert num_windows > 5

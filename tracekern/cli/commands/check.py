@@ -69,8 +69,7 @@ def check(
     options.check_files(append, trend, junit, markdown)
     if not (against or save or limits or append):
         raise BadInput("nothing to check: give --against BASELINE, --max NAME=LIMIT, --save or --append")
-    limit = options.parse_memory(memory)
-    head = _read_new(runs, unaligned, append, limit)
+    head = _read_new(runs, unaligned, append, limit := options.parse_memory(memory))
     base, base_name = _base(against, head, save, storage, unaligned, limit)
     report = check_runs(
         head,

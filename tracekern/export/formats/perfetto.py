@@ -92,7 +92,6 @@ def write_perfetto(
         drawing = first_view(drawing, max_spans, sought)
     if max_flows is not None:
         drawing = limit_flows(drawing, max_flows)
-
     overview = Overview.total([drawing])
     with open_output(path, through_link) as sink:
         _Encoder(overview, counters).write(sink, [drawing], of_other_warps, progress)
