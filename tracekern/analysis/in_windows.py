@@ -81,11 +81,11 @@ class Cost:
 
     def in_windows(self) -> str:
         """Says what windows take."""
-        windows = -(-self.num_spans // self.spans_of_window)
+        windows, time = -(-self.num_spans // self.spans_of_window), duration(self.num_spans * self.ns_a_span)
         return (
             f"{count(self.num_spans, 'span')} do not fit into {_said(self.memory)}; {count(windows, 'window')} "
-            f"or more, {self.num_processes} at a time, take about {duration(self.num_spans * self.ns_a_span)} of CPU time "
-            f"and {size(self.num_spans * self.disk_a_span)} of {temporary_folder()}"
+            f"or more, {self.num_processes} at a time, take about {time} of CPU time and "
+            f"{size(self.num_spans * self.disk_a_span)} of {temporary_folder()}"
         )
 
     def in_memory(self) -> str:

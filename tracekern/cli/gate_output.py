@@ -94,18 +94,21 @@ def add_cause(report: Report, memory: int | None = None) -> Report:
 
 def _answer_of(capture: Path, memory: int | None) -> Answer:
     from tracekern.analysis.findings import analyze
-    from tracekern.analysis.in_windows import Cost, findings_in_windows
+    from tracekern.analysis.in_windows import CannotBeCut, Cost, findings_in_windows
     from tracekern.timeline.load import load
 
     cost = Cost.of([capture], memory)
-    if cost.fits:
-        return analyze(load(capture)).answer
-    note(f"{capture}: the cause, in windows: {cost.describe()}")
-    with (
-        progress("reading ranks") as tell,
-        findings_in_windows([capture], cost, tell, lambda _: None, None, {}) as found,
-    ):
-        return found.answer
+    if not cost.fits:
+        try:
+            note(f"{capture}: the cause, in windows: {cost.in_windows()}")
+            with (
+                progress("reading ranks") as tell,
+                findings_in_windows([capture], cost, tell, note, lambda _: None, None, {}) as found,
+            ):
+                return found.answer
+        except CannotBeCut as error:
+            note(f"{capture}: the cause, in memory: {cost.require(cost.num_spans, str(error))}")
+    return analyze(load(capture)).answer
 
 
 def finish(report: Report, outputs: Outputs, without_captures: str = "") -> None:

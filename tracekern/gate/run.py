@@ -113,11 +113,11 @@ def read_run(
     if cost.fits:
         timeline = load(path, unaligned=unaligned)
         return make_run(str(path), phase_statistics(timeline), timeline, timeline.ranks[0].metadata)
-    tell(f"{path}: in windows: {cost.describe()}")
+    tell(f"{path}: in windows: {cost.in_windows()}")
     with scratch_directory() as scratch:
         run = load_windows(path, scratch, cost.spans_of_window, unaligned=unaligned)
         if run.why_whole:
-            tell(f"{path}: all launches are one window: {run.why_whole}; {cost.in_memory}")
+            tell(f"{path}: all launches are one window: {run.why_whole}; {cost.in_memory()}")
         parts = (SpanSums.of(run.part(number)) for number in range(1 + len(run.windows)))
         statistics = statistics_of(run.skeleton, functools.reduce(operator.add, parts))
         return make_run(str(path), statistics, run.skeleton, run.skeleton.ranks[0].metadata)

@@ -98,13 +98,15 @@ def _convert(source: Source, output: Path, as_json: bool) -> None:
     cost = replace(Cost.of(source.captures, memory), num_processes=1, disk_a_span=40, ns_a_span=3_500)
     if cost.fits:
         if memory is not None:
-            note(cost.in_memory)
+            note(f"in memory: {cost.in_memory()}")
         timeline, stats = _in_memory(source, output, window, ranks, how)
     else:
         if ranks is not None:
-            raise BadInput(f"--ranks: {cost.describe()}, and windows are of all ranks; name their dumps with --partial")
+            raise BadInput(
+                f"--ranks: {cost.in_windows()}, and windows are of all ranks; name their dumps with --partial"
+            )
         if chosen.write_windows is None:
-            raise BadInput(f"{output}: {cost.in_memory}, and this format has no windows; choose another suffix")
+            raise BadInput(f"{output}: {cost.in_memory()}, and this format has no windows; choose another suffix")
         timeline, stats = _in_windows(source, output, window, cost, how) or _in_memory(
             source, output, window, ranks, how
         )
@@ -141,14 +143,14 @@ def _in_windows(
     from tracekern.timeline.join.puts import has_puts
     from tracekern.timeline.windowed import load_windows
 
-    note(f"in windows: {cost.describe()}")
+    note(f"in windows: {cost.in_windows()}")
     with warnings_as_notes(), scratch_directory() as scratch, progress("reading ranks") as tell:
-        run = load_windows(source.captures, scratch, cost.spans_of_window, **how)
+        run = load_windows(source.captures, scratch, cost.spans_of_window, tell=tell, **how)
         if format_of(output).for_browser and has_puts(run.skeleton):
-            note(f"all at once: arrows lead through proxies out of every window; {cost.in_memory}")
+            note(f"all at once: arrows lead through proxies out of every window; {cost.in_memory()}")
             return None
         if run.why_whole:
-            note(f"all launches are one window: {run.why_whole}; {cost.in_memory}")
+            note(f"all launches are one window: {run.why_whole}; {cost.in_memory()}")
 
         windows = Windows(run, window)
         if window is not None and windows.is_empty and (times := windows.times) != (0, 0):
