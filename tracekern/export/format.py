@@ -63,6 +63,8 @@ class Format:
     write: Write
     write_windows: WriteWindows | None = None
     """None: all of a run has to be in memory."""
+    ns_a_span: int = 3_500
+    """CPU time that windows take, for what is told before they start."""
     for_browser: bool = False
     """A browser shows it whole, so that save() warns where it has more spans than one bears."""
     order: int = 100

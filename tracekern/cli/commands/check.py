@@ -15,6 +15,7 @@ from tracekern.formatting import growth
 if TYPE_CHECKING:
     from tracekern.gate.budget import Budget
     from tracekern.gate.compare import Rules
+    from tracekern.gate.report import Report
     from tracekern.gate.run import Run
 
 
@@ -60,7 +61,6 @@ def check(
     nothing, which gives exit code 2.
     """
     from tracekern.gate.check import check as check_runs
-    from tracekern.gate.report import Outcome
 
     if trend and not append:
         raise BadInput("--trend draws the history that --append names; give both")
@@ -81,8 +81,7 @@ def check(
         undecided_fails=on_undecided is gate_output.OnUndecided.fail,
     )
     if save:
-        doubt = "these runs allow no verdict" if report.all_problems else ""
-        _save(head, rules, storage, "they regressed" if report.outcome is Outcome.REGRESSED else doubt)
+        _save(head, rules, storage, _why_not_saved(report))
     if append and not report.all_problems:
         _append(append, trend, head, report.outcome.name.lower(), rules)
     gate_output.finish(gate_output.add_cause(report, limit), gate_output.Outputs(as_json, junit, markdown))
@@ -131,6 +130,14 @@ def _base(
         note(f"no baseline in {storage} yet: these runs become the first")
         return None, ""
     return _read([path], unaligned, memory), str(path)
+
+
+def _why_not_saved(report: Report) -> str:
+    from tracekern.gate.report import Outcome
+
+    if report.outcome is Outcome.REGRESSED:
+        return "they regressed"
+    return "these runs allow no verdict" if report.all_problems else ""
 
 
 def _save(runs: list[Run], rules: Rules, storage: Path, refusal: str) -> None:

@@ -95,7 +95,7 @@ def _convert(source: Source, output: Path, as_json: bool) -> None:
     if output.is_dir():
         raise BadInput(f"{output}: is a directory; wanted the name of a file, as in {output / 'trace.pftrace.gz'}")
     check_files(output)
-    cost = replace(Cost.of(source.captures, memory), num_processes=1, disk_a_span=40, ns_a_span=3_500)
+    cost = replace(Cost.of(source.captures, memory), num_processes=1, disk_a_span=40, ns_a_span=chosen.ns_a_span)
     if cost.fits:
         if memory is not None:
             note(f"in memory: {cost.in_memory()}")

@@ -93,7 +93,7 @@ def write_windows(
     return overview.stats(path, rows.num_spans, rows.num_flows)
 
 
-FORMAT = Format("chrome", (".json", ".json.gz"), write_chrome, write_windows, for_browser=True, order=2)
+FORMAT = Format("chrome", (".json", ".json.gz"), write_chrome, write_windows, 19_000, for_browser=True, order=2)
 
 
 @dataclass
