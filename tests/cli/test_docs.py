@@ -95,7 +95,7 @@ def test_the_variants_of_all_families_are_told_with_the_number_of_their_kernels(
 def test_the_wait_that_is_followed_through_all_stages():
     """The parts of the longest wait, the gap that it leads back to, a peer's gap, and what the run saves."""
     findings = Findings(tracekern.load(ROOT / "traces" / "h200x4_late_host"))
-    waits, spans, schedule = findings.waits, findings.timeline.spans, findings.graph.schedule
+    waits, spans, schedule = findings.waits, findings.timeline.spans, findings.recorded.schedule
     longest = int(waits.wait_ns.argmax())
     first_ns = int(schedule.start[schedule.order].min())
     launches = findings.timeline.launches

@@ -261,7 +261,8 @@ def check_view(page, capture: Path) -> None:
     (_, *rows) = page.evaluate(BOUNDS)
     drawer = page.locator(".pf-split-panel__drawer").bounding_box()["y"]
     assert all(0 < top < bottom < drawer for top, bottom in rows), (rows, drawer)
-    for text in (f"{spans.end[of_all[0]] - spans.start[of_all[0]]}", labels.describe_span(timeline, of_all[1])):
+    place = labels.describe_place(timeline, int(spans.track[of_all[1]]), int(spans.event[of_all[1]]))
+    for text in (f"{spans.end[of_all[0]] - spans.start[of_all[0]]}", place):
         assert page.locator(".pf-query-table").get_by_text(text).first.is_visible(), text
 
 

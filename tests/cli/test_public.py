@@ -108,7 +108,9 @@ def test_whatever_a_session_prints_is_a_few_lines(capture):
     """It was 167,000 characters of the first, 684,000 of the second."""
     place = ROOT / "traces" / capture
     findings = tracekern.analyze(tracekern.load(place))
-    met = reachable([findings, read_dump(place / "rank_00000.tkdump"), phase_statistics(findings.timeline)], {})
+    met = reachable(
+        [findings, findings.waits, read_dump(place / "rank_00000.tkdump"), phase_statistics(findings.timeline)], {}
+    )
     met |= reachable(read_run(place), {})
     assert {"Findings", "Timeline", "Spans", "Rank", "Answer", "Waits", "Dump", "Run"} <= {
         type(value).__name__ for value in met.values()
