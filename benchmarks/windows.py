@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in-memory", type=float, nargs="*", default=[1, 3, 10], help="M spans of 16 ranks")
     parser.add_argument("--in-windows", type=float, nargs="*", default=[3, 6, 12, 24], help="M spans of 64 ranks")
-    parser.add_argument("--memory", default="900MB", help="of a report in windows")
+    parser.add_argument("--memory", default="1100MB", help="of a report in windows")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
