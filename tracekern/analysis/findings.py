@@ -88,12 +88,12 @@ class Findings:
 
     @property
     def every_wait(self) -> Waits:
-        """All waits, also those outside the window, and those that never ended."""
+        """All waits of a run in memory, also those outside the window, and those that never ended."""
         return self.part.every_wait
 
     @property
     def waits(self) -> Waits:
-        """The waits that reach into the window, each with its parts: late, drain and rest."""
+        """Of a run in memory the waits that reach into the window, each with its parts: late, drain and rest."""
         return self.part.waits
 
     @property

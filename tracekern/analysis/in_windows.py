@@ -189,7 +189,9 @@ def _windows_of(
         return left
     for begun in folder.glob("windows_*"):
         shutil.rmtree(begun)
-    loaded = load_windows(captures, folder, cost.spans_of_window, tell=tell, agree=agree, **how)
+    with Workers(cost.num_processes) as readers:
+        spread = readers.spread
+        loaded = load_windows(captures, folder, cost.spans_of_window, tell=tell, agree=agree, spread=spread, **how)
     scratch, tables = scratch_of(folder), loaded.skeleton
     for table in (tables.ranks, tables.tracks, tables.events, tables.launches, tables.problems):
         scratch.share(table)

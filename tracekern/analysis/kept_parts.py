@@ -7,10 +7,11 @@ what is there already is not made anew.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -26,6 +27,7 @@ Other = TypeVar("Other")
 
 _TRIES = 3
 """So often a part is tried whose process was killed."""
+_MAYBE = "maybe for lack of memory; give less with --memory"
 
 
 class Workers:
@@ -33,10 +35,13 @@ class Workers:
 
     def __init__(self, num_processes: int, tell: Callable[[int, int, str], None] = lambda *_: None) -> None:
         """tell: takes how much is done of how much, and of what."""
-        self._num_processes, self._tell, self._num_rounds = num_processes, tell, 0
+        self.num_processes, self._tell, self._num_rounds = num_processes, tell, 0
         self._pool: ProcessPoolExecutor | None = None
         self._alive: Connection | None = None
         """Closed when the processes are to end, and by the death of this one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Workers, (1,)  # another process does what it is told to by itself
 
     def __enter__(self) -> Workers:
         return self
@@ -47,7 +52,7 @@ class Workers:
     def do(self, scratch: Scratch, todo: Sequence[tuple[bytes, str]]) -> None:
         """todo: (pickled task and what it is given, name of what it makes), see _do()."""
         self._num_rounds += 1
-        if self._num_processes < 2 or len(todo) < 2:
+        if self.num_processes < 2 or len(todo) < 2:
             for number, (data, name) in enumerate(todo):
                 self._tell(number, len(todo), f"windows in round {self._num_rounds}")
                 _do(scratch, data, name)
@@ -56,20 +61,14 @@ class Workers:
             todo = [(data, name) for data, name in todo if not scratch.has(name)]
             if self._is_done(scratch, todo):
                 return
-        raise BadInput(
-            f"a process was killed {_TRIES} times over as it worked on a window, maybe for lack of memory; "
-            "give less with --memory"
-        )
+        raise BadInput(f"a process was killed {_TRIES} times over as it worked on a window, {_MAYBE}")
 
     def _is_done(self, scratch: Scratch, todo: Sequence[tuple[bytes, str]]) -> bool:
         """Whether no process was killed."""
-        if self._pool is None:
-            context = get_context("spawn")
-            ends, self._alive = context.Pipe(duplex=False)
-            self._pool = ProcessPoolExecutor(self._num_processes, context, _begin, (ends,))
         try:
             with _without_interrupts():
-                futures = [self._pool.submit(_do, scratch, data, name) for data, name in todo]
+                pool = self._started()
+                futures = [pool.submit(_do, scratch, data, name) for data, name in todo]
             for number, future in enumerate(as_completed(futures)):
                 self._tell(number, len(todo), f"windows in round {self._num_rounds}")
                 future.result()
@@ -77,6 +76,25 @@ class Workers:
             self._close()
             return False
         return True
+
+    def spread(self, task: Callable[[Value], Other], values: Sequence[Value]) -> Iterator[Other]:
+        """Yields what a task makes of each value, in their order; both can be pickled."""
+        if self.num_processes < 2:
+            yield from map(task, values)
+            return
+        with _without_interrupts():
+            made = self._started().map(task, values)
+        try:
+            yield from made
+        except BrokenProcessPool:
+            raise BadInput(f"a process was killed, {_MAYBE}") from None
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            context = get_context("spawn")
+            ends, self._alive = context.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(self.num_processes, context, _begin, (ends,))
+        return self._pool
 
     def _close(self) -> None:
         if self._pool is not None and self._alive is not None:
@@ -150,11 +168,19 @@ class KeptParts(Parts[Value]):
         return len(self._names)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_latest": (-1, None), "_workers": Workers(1)}
+        return vars(self) | {"_latest": (-1, None)}
 
     def map(self, task: Callable[..., Other], *beside: Parts[Any]) -> Parts[Other]:
         columns = [parts.handed_out() for parts in (self, *beside)]
         return self._made(self._scratch, self._workers, task, list(zip(*columns, strict=True)))
+
+    def each(self, task: Callable[[Any], Other], values: Iterable[Any]) -> Iterator[Other]:
+        if self._workers.num_processes < 2:
+            yield from map(task, values)
+            return
+        rest = iter(values)
+        while some := [[value] for value in itertools.islice(rest, self._workers.num_processes)]:
+            yield from self._made(self._scratch, self._workers, task, some)
 
     def handed_out(self) -> list[Any]:
         return [_OfFile(self._scratch, name) for name in self._names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from tracekern.analysis.partial import add
@@ -23,6 +23,10 @@ class Parts(Sequence[Value]):
     @abstractmethod
     def map(self, task: Callable[..., Other], *beside: Parts[Any]) -> Parts[Other]:
         """Returns what a task makes of each part, and of what there is of it beside."""
+
+    @abstractmethod
+    def each(self, task: Callable[[Any], Other], values: Iterable[Any]) -> Iterator[Other]:
+        """Yields what a task, which may go through all parts, makes of each of some values."""
 
     @abstractmethod
     def in_turn(self, task: Callable[[Value], Other]) -> Parts[Other]:
@@ -55,6 +59,9 @@ class HeldParts(Parts[Value]):
 
     def map(self, task: Callable[..., Other], *beside: Parts[Any]) -> Parts[Other]:
         return HeldParts([task(*values) for values in zip(self, *beside, strict=True)])
+
+    def each(self, task: Callable[[Any], Other], values: Iterable[Any]) -> Iterator[Other]:
+        return map(task, values)
 
     def in_turn(self, task: Callable[[Value], Other]) -> Parts[Other]:
         return self.map(task)

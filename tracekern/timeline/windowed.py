@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -99,6 +101,7 @@ def load_windows(
     every: int = 1,
     tell: Callable[[int, int, str], None] = lambda *_: None,
     agree: Callable[[str, RunRows, Sequence[int]], None] = lambda *_: None,
+    spread: Callable[..., Iterable[Any]] = map,
 ) -> WindowedRun:
     """Reads a capture as load() does, with no more in memory than its lanes and one rank or one window.
 
@@ -109,6 +112,7 @@ def load_windows(
         tell: Takes how much is done of how much, and of what.
         agree: Takes, before any window is read, why there is only one, all rows, and the spans of each window; what it
             raises ends the reading.
+        spread: As map(), maybe by several processes.
 
     Raises:
         BadInput: As of load(); or `scratch` has no room.
@@ -122,29 +126,44 @@ def load_windows(
     except OSError as error:
         raise BadInput(f"{scratch}: cannot be written ({error}); name another scratch folder (TMPDIR)") from None
     try:
-        rows, last_ns = _spool(dumps, every, lanes, [*beside, *outside], folder, unaligned, tell)
+        read = _spread_ranks([dump.path for dump in dumps], every, folder, tell, spread)
+        rows, last_ns = _spool(dumps, read, lanes, [*beside, *outside], unaligned)
         return _join(rows, last_ns, folder, at_most, strict, agree)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
+_Read = tuple[RankSpool, Timeline]
+"""What is put aside of a rank, and what stays in memory."""
+
+
+def _spread_ranks(
+    paths: Sequence[Path],
+    every: int,
+    folder: Path,
+    tell: Callable[[int, int, str], None],
+    spread: Callable[..., Iterable[_Read]],
+) -> Iterator[_Read]:
+    tell(0, len(paths), "reading ranks")
+    for number, read in enumerate(spread(functools.partial(_read_rank, every=every, folder=folder), paths), 1):
+        tell(number, len(paths), "reading ranks")
+        yield read
+
+
+def _read_rank(path: Path, every: int, folder: Path) -> _Read:
+    return RankSpool.write(decode(read_dump(path).each(every)), folder)
+
+
 def _spool(
     dumps: Sequence[Dump],
-    every: int,
+    read: Iterable[_Read],
     lanes: Mapping[int, Sequence[HostLane]],
     problems: Sequence[Problem],
-    folder: Path,
     unaligned: bool,
-    tell: Callable[[int, int, str], None],
 ) -> tuple[RunRows, int]:
     """(all rows, without flows; last_event_ns() of them)"""
-    spools, pieces = list[RankSpool](), list[Timeline]()
-    for number, dump in enumerate(dumps):
-        tell(number, len(dumps), "reading ranks")
-        spool, piece = RankSpool.write(decode(read_dump(dump.path).each(every)), folder)
-        spools.append(spool)
-        pieces.append(piece)
+    spools, pieces = (list(column) for column in zip(*read, strict=True))
     bits = bits_of_ranks(pieces)
     pieces = name_nodes(name_world_ranks(pieces))
     ticks = {

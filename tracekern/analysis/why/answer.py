@@ -151,6 +151,7 @@ def explain(
     note = _why_no_cost(timeline, ended, window)
     if isinstance(moments, str) or note:
         return no_cost(moments if isinstance(moments, str) else note)
+    moments = moments.graphs.share(moments)
     launches = moments.launches
     ends = moments.graphs.share(ends_of_iterations(timeline, moments, iterations))
     counted, own_hosts = launches.counted, None

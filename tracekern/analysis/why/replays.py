@@ -84,8 +84,9 @@ class Replays:
     def saved(self, changes: Iterable[Change]) -> list[Saving]:
         """Returns how much earlier all ends with each change. No edge becomes shorter than nothing."""
         rest, found = iter(changes), list[Saving]()
-        while some := list(itertools.islice(rest, _AT_ONCE)):
-            for after in self._when(some):
+        batches = iter(lambda: list(itertools.islice(rest, _AT_ONCE)), [])
+        for some in self._moments.graphs.each(self._when, batches):
+            for after in some:
                 by_island = [_difference(*ends) for ends in zip(self._before, after, strict=True)]
                 found.append(max(by_island, key=lambda saving: saving.whole_ns))
         return found
