@@ -76,7 +76,7 @@ def report(scratch, monkeypatch, capsys) -> Callable[..., Ended]:
 
 
 def memory_for(capture: Path, windows: float, processes: int = 1) -> str:
-    """For so many windows of a capture, if cuts are where they are needed."""
+    """Returns what makes so many windows of a capture, if cuts are where they are needed."""
     num_spans = in_windows.Cost.of([capture], 1 << 60).num_spans
     return f"{num_spans * BYTES_A_SPAN * processes / windows / 1e6:f}MB"
 

@@ -93,7 +93,7 @@ class Findings:
 
     @property
     def waits(self) -> Waits:
-        """Of a run in memory the waits that reach into the window, each with its parts: late, drain and rest."""
+        """The waits of a run in memory that reach into the window, each with its parts: late, drain and rest."""
         return self.part.waits
 
     @property

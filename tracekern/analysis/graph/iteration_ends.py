@@ -155,7 +155,7 @@ class _ByTime:
 
     @classmethod
     def of(cls, run: Int64, ends: Int64, rank_of_run: Int64) -> _ByTime:
-        """Of a run that has none, it is by those of its rank. ends: [num_runs, num_repetitions], of each `run`."""
+        """Tells a run that has none by those of its rank. ends: [num_runs, num_repetitions], of each `run`."""
         ranks, place = np.unique(rank_of_run[run], return_index=True)
         own = place[np.searchsorted(ranks, rank_of_run)]
         own[run] = np.arange(len(run))

@@ -50,7 +50,7 @@ class Gaps(Table):
 
 @dataclass(frozen=True)
 class LaunchGraph:
-    """Of all launches of a run that left something."""
+    """What all launches of a run that left something waited for as wholes."""
 
     source: Int64
     """[num_edges] node"""

@@ -63,7 +63,7 @@ class Messages(Table):
 
 @dataclass(frozen=True)
 class RunGraph:
-    """Of one part. Node 0 is the start of the run; those inside launches follow, and then those of launches.
+    """The graph of one part. Node 0 is the start of the run; those inside launches follow, and then those of launches.
 
     The edges inside launches come first, segments ahead of all others; those of launches follow, and then the carried
     ones.

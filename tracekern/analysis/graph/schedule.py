@@ -32,7 +32,7 @@ class LaunchTimes:
 
     @classmethod
     def of(cls, timeline: Timeline, program: Program, runs: ActivityRuns) -> LaunchTimes:
-        """From the launch lanes and the runs of a part."""
+        """Takes them from the launch lanes and the runs of a part."""
         spans, count = timeline.spans, program.num_launches
         start, end, last_run = np.full(count, _LATE), np.full(count, _EARLY), np.full(count, NEVER)
         is_lane = timeline.tracks_of(TrackKind.LAUNCH)

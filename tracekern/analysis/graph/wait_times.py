@@ -74,7 +74,7 @@ class WaitTimes:
         return cls(points, over, passed, lasted, drain, flag, known, held_up, phase, waits.peer, waits.rank, arrivals)
 
     def count_polls(self) -> Counts:
-        """Of those that found their signal there most only polled once."""
+        """Counts how long those took that found their signal there: most only polled once."""
         return Counts.of([self.phase], self.lasted, self.known & ~self.was_held_up)
 
     def learn_polls(self, total: Counts) -> WaitTimes:

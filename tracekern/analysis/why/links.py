@@ -115,7 +115,7 @@ class _Taken(Partial):
 
     @classmethod
     def of_route(cls, messages: _Messages, route: Route, hits: Mask) -> dict[str, _Taken]:
-        """Of all messages of a route, and of those in some iterations."""
+        """Counts all messages of a route, and those in some iterations."""
         own = messages.of_route(route)
         return {"all": cls.of(own), "hits": cls.of(own.in_iterations(hits))}
 
@@ -191,8 +191,11 @@ class Links:
 
 
 def _sums_by_link(messages: _Messages, every: _Taken, usual: tuple[Float64, Float64]) -> Sums:
-    """By source, destination and iteration: messages in iterations, and by how much their drains are longer than usual;
-    awaited ones of these, and their flags. usual: [num_kinds] drain and flag."""
+    """Adds up by source, destination and iteration: messages in iterations, and how much longer than usual their drains
+    are; awaited ones of these, and their flags.
+
+    usual: [num_kinds] drain and flag.
+    """
     kind = every.flags.number_of(*messages.kind)
     inside = messages.iteration >= 0
     awaited = inside & messages.was_awaited

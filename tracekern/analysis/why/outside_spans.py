@@ -30,7 +30,7 @@ def longest_gap(moments: Moments, stage: int, runs: Parts[Int64]) -> tuple[str, 
 
 
 def _gaps_of(part: PartGraph, own_runs: Int64, schedule_start: Int64, stage: int) -> Sums:
-    """By the events before and after: how many gaps there are and how long, of these runs and of all others."""
+    """Adds up by the events before and after: gaps of these runs and of all others, and how long they are."""
     activity, runs = part.events.activity, part.events.runs
     of_stage = np.flatnonzero(part.events.program.stage_of_launch[runs.launch] == stage)
     count = (runs.stop - runs.first)[of_stage]

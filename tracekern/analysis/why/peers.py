@@ -149,7 +149,7 @@ class _PartPieces:
 
 @dataclass(frozen=True)
 class _Places(Partial):
-    """By how much pieces of suspects are longer than those of others, of one phase in some parts."""
+    """How much longer pieces of suspects are than those of others, of one phase in some parts."""
 
     longer: Sums
     """By rank, writer and ordinal: how many there are, and twice the ns."""
