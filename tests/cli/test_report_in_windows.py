@@ -1,4 +1,4 @@
-"""`tracekern report --memory`: in windows it says what it says in memory, whoever is killed, whatever is damaged."""
+"""Reports in windows say what they say in memory, whichever process is killed and whatever is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written of a run window by window is what is written of all of it at once."""
+"""Files that are written window by window hold what files hold that are written at once."""
 
 from __future__ import annotations
 

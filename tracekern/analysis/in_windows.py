@@ -36,7 +36,7 @@ from tracekern.timeline.windowed import Extent, WindowedRun, load_windows
 _BYTES_A_SPAN, _BYTES_OF_A_PROCESS = 300, 250_000_000
 """What a report takes of memory for each span, and each process before it has any."""
 _LEAST_SPANS = 10_000
-"""Of a window."""
+"""A window has room for so many at least."""
 
 
 class CannotBeCut(BadInput):
@@ -55,7 +55,7 @@ class Cost:
     """Why all of it has to be in memory, as far as metadata say; "" where it may be in windows."""
     disk_a_span: int = 300
     ns_a_span: int = 8_000
-    """Of CPU time."""
+    """CPU time."""
 
     @classmethod
     def of(cls, captures: Sequence[Path], memory: int | None, every: int = 1) -> Cost:

@@ -28,7 +28,7 @@ from tracekern.timeline.model import Float64, Int32, Int64, Timeline
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is on record of the launches of a run."""
+    """The launches of a run as they were recorded, part by part."""
 
     program: Program
     parts: Parts[RecordedPart]
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
     part: int
     node: int
-    """Of the part's graph."""
+    """Its number in the graph of the part."""
 
 
 @dataclass(frozen=True, eq=False)

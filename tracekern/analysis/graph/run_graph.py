@@ -136,7 +136,7 @@ class _Outer:
     """The nodes and edges of launches that a part needs."""
 
     node: Int64
-    """Of the LaunchGraph, ascending."""
+    """Numbers in the LaunchGraph, ascending."""
     is_carried: Mask
     edge: Int64
 

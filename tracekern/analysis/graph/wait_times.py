@@ -32,7 +32,7 @@ times as long as others of its pair. Single polls are slow, too, long after the 
 
 @dataclass(eq=False)
 class WaitTimes:
-    """[num_waits] what each wait of a part took, apart from being late. Final when all ROUNDS are over."""
+    """[num_waits] what each wait of a part took, apart from being late. Final when finish() has done all rounds."""
 
     points: Points
     over: Int64

@@ -45,7 +45,7 @@ class WaitTotals(Partial):
 
     waited_ns: int
     unmatched_ns: int
-    """Of those that nothing on record ended."""
+    """How long those took that nothing on record ended."""
     endless_ns: int
     num_endless: int
     num_open: int
